@@ -22,6 +22,8 @@ from iclutils.chapters.contrastive_kernel.dual import dual_form
 from iclutils.chapters.label_anchors.saliency import saliency
 from iclutils.chapters.ridge_ols.algorithms import ridge
 from iclutils.interp import patching
+from iclutils.interp.clean_corrupt import CleanCorrupt
+from iclutils.interp.graph import all_heads
 from iclutils.interp.hooks import run_with_hooks
 from iclutils.interp.readout import log_prob
 from iclutils.models import get_act_name, load
@@ -74,26 +76,27 @@ def heads():
         model = load(folder)
     tokens = repeated_tokens(model, 1, 30, torch.Generator().manual_seed(0)).tokens
     entries = torch.arange(31, 60)
+    task = CleanCorrupt(tokens, tokens, entries[None], tokens[:, entries + 1])
 
     def scored(hooks):
         scores, _ = run_with_hooks(model, tokens, hooks)
-        return log_prob(scores, tokens)[0, entries]
+        return log_prob(scores, tokens)[0, entries].mean()
 
     def hooked():
-        clean, lost = scored([]), []
+        without = []
         for layer in range(model.cfg.n_layers):
             for head in range(model.cfg.n_heads):
 
                 def drop(z, hook, head=head):
                     return z.index_fill(2, torch.tensor([head]), 0.0)
 
-                lost.append(scored([(get_act_name("z", layer), drop)]) - clean)
-        return torch.stack(lost)
+                without.append(scored([(get_act_name("z", layer), drop)]))
+        return torch.stack(without)
 
     def swept():
-        return patching.head_ablation_sweep(model, tokens, entries).flatten(0, 1)
+        return patching.ablate(model, task, [[node] for node in all_heads(model)], "zero")[:, 0]
 
-    compare("each head removed", swept, hooked, 1e-3)
+    compare("each head removed", swept, hooked, 1e-5)
 
 
 def label_words():

@@ -50,8 +50,7 @@ class RegressionRecipe(EnsembleRecipe):
         """Draw networks from their seeds, positions as sinusoids."""
         network = InContextRegressors(self.shape, self.seeds)
         network.tasks = [asdict(task) for task in self.tasks]
-        if self.shape.block == "standard":
-            network.positions.data[:] = 0.3 * sinusoids(*network.positions.shape[1:])
+        network.positions.data[:] = 0.3 * sinusoids(*network.positions.shape[1:])
         return network
 
     def sample(self, task: Task, contexts: int, source: Generator) -> Contexts:

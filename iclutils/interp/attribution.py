@@ -1,7 +1,7 @@
 """Edge attribution patching: the effects of all edges at once, estimated from one backward pass.
 
 A prediction that is nearly certain has next to no gradient, and the estimate is poor; gradients
-of the corrupt run, or averaged over runs between the two, see more. ``patching`` measures.
+averaged over runs on the way from the corrupt one see more. ``patching`` measures.
 Sources: Nanda 2023; Syed et al. 2023; Hanna et al. 2024 (averaged).
 """
 
@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..errors import IclError, unknown
+from ..errors import IclError
 from ..models import TransformerBridge, cached, check_tokens
 from ..progress import bar
 from .clean_corrupt import CleanCorrupt
@@ -33,25 +33,14 @@ ROWS = 16_384  # rows of d_model held at once: (sequence, reader, position)
 
 
 def edge_attribution(
-    model: TransformerBridge, task: CleanCorrupt, steps: int = 1, at: str = "clean"
+    model: TransformerBridge, task: CleanCorrupt, steps: int = 1
 ) -> Float[Tensor, "writer reader batch"]:
-    """Nats lost when each edge alone is patched, estimated; 0 where there is no edge.
+    """Estimate the nats lost when each edge alone is patched; 0 where there is no edge.
 
-    The gradient of the score at the reader's input in the run ``at`` (``"clean"`` or
-    ``"corrupt"``), times the writer's change, summed over positions. With more than one of
-    ``steps``, averaged over runs whose embeddings are 1/steps, 2/steps, ... 1 of the way to ``at``.
-
-    Example:
-        >>> import torch
-        >>> from iclutils import models
-        >>> from iclutils.interp import attribution, clean_corrupt
-        >>> net = models.load("induction-0")
-        >>> task = clean_corrupt.copying(net, 4, 5, torch.Generator().manual_seed(0))
-        >>> attribution.edge_attribution(net, task).shape
-        torch.Size([11, 27, 4])
+    The gradient of the score at the reader's input in the clean run, times the writer's change,
+    summed over positions. With more than one of ``steps``, averaged over runs whose embeddings are
+    1/steps, 2/steps, ... 1 of the way to the clean one.
     """
-    if at not in ("clean", "corrupt"):
-        raise unknown("end of the path", at, ["clean", "corrupt"])
     if steps < 1:
         raise IclError(f"steps must be at least 1; got {steps}.")
     check_tokens(model, task.clean)
@@ -66,9 +55,8 @@ def edge_attribution(
                 torch.stack([*component_outputs(model, tokens, graph.writers).values()])
                 for tokens in (part.clean, part.corrupt)
             )
-            start, end = (corrupt[0], clean[0]) if at == "clean" else (clean[0], corrupt[0])
             for step in range(1, steps + 1):
-                embedding = torch.lerp(start, end, step / steps)
+                embedding = torch.lerp(corrupt[0], clean[0], step / steps)
                 out[..., rows] += _products(model, part, graph, embedding, clean - corrupt) / steps
     return out
 
@@ -80,7 +68,7 @@ def _products(
     embedding: Float[Tensor, "batch pos d_model"],
     lost: Float[Tensor, "writer batch pos d_model"],
 ) -> Float[Tensor, "writer reader batch"]:
-    """Each writer's change times the gradient at each reader's input."""
+    """Multiply each writer's change by the gradient at each reader's input."""
     groups = graph.reader_groups
     names = [input_hook(model, group[0]) for group in groups]
     gradients = _gradients(model, part, embedding, names)
@@ -97,15 +85,15 @@ def _products(
 def _gradients(
     model: TransformerBridge, task: CleanCorrupt, embedding: Tensor, names: Sequence[str]
 ) -> Sequence[Tensor]:
-    """Gradients of the clean score at the named activations, in a run that begins with another
-    embedding; sequences do not mix, so one backward pass serves all of them."""
-    held: dict[str, Tensor] = {}
+    """Return gradients of the clean score at the named activations, in a run that begins with
+    another embedding; sequences do not mix, so one backward pass serves all of them."""
+    inputs: dict[str, Tensor] = {}
 
     def keep(name: str) -> Hook:
         def store(value: Tensor, hook: object) -> Tensor:
             # A new tensor, because an MLP reads the very one that the stream goes on with.
-            held[name] = value.view_as(value)
-            return held[name]
+            inputs[name] = value.view_as(value)
+            return inputs[name]
 
         return name, store
 
@@ -113,13 +101,13 @@ def _gradients(
     hooks: list = [(output_hook(Node("embed")), lambda value, hook: begin), *map(keep, names)]
     with torch.enable_grad():
         logits = model.run_with_hooks(task.clean, fwd_hooks=[*hooks, at_positions(task.at)])
-        return torch.autograd.grad(task.score(logits).sum(), [held[n] for n in names])
+        return torch.autograd.grad(task.score(logits).sum(), [inputs[n] for n in names])
 
 
 def node_attribution(
     model: TransformerBridge, task: CleanCorrupt, steps: int = 1
 ) -> Float[Tensor, "node batch"]:
-    """Nats lost when each head or MLP layer is resampled (``patching.ablate``), estimated, in the
+    """Estimate the nats lost when each head or MLP layer is resampled (``patching.ablate``), in the
     order of the graph's writers: the gradient at its output times its change, from one backward
     pass, or averaged over ``steps`` as in ``edge_attribution``."""
     check_tokens(model, task.clean)

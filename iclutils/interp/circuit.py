@@ -1,4 +1,4 @@
-"""A circuit: a few edges that are kept, and what the model still does with them alone.
+"""A circuit: a few edges, and what the model still does with them alone.
 
 *Faithful*: it scores as the clean run does, though all other edges carry corrupt output.
 *Complete*: without it nothing is left; *minimal*: each edge is needed (Wang et al. 2022, sections
@@ -39,11 +39,12 @@ EdgeMask = Bool[Tensor, "writer reader"]
 def scores(
     model: TransformerBridge,
     task: CleanCorrupt,
-    kept: Bool[Tensor, "circuit from_writer to_reader"],
+    circuits: Bool[Tensor, "circuit from_writer to_reader"],
 ) -> Float[Tensor, "circuit batch"]:
-    """Score of each circuit, in nats: all edges outside it carry the corrupt output at once.
+    """Score each circuit, in nats: all edges outside it carry the corrupt output at once.
 
-    What the kept edges carry is computed anew. Circuits and sequences share the batch of a pass.
+    What the edges in a circuit carry is computed anew. Circuits and sequences share the batch of a
+    pass.
 
     Example:
         >>> import torch
@@ -57,23 +58,23 @@ def scores(
         True
     """
     graph = of(model)
-    cut = (graph.exists & ~kept.cpu()).to(task.clean.device)
+    cut = (graph.exists & ~circuits.cpu()).to(task.clean.device)
     together = max(1, ROWS // (len(graph.writers) * task.clean.shape[1]))
     sequences = torch.arange(len(task)).split(together)
-    circuits = torch.arange(len(kept)).split(max(1, together // len(sequences[0])))
-    out = torch.empty(len(kept), len(task), device=task.clean.device)
-    count = len(sequences) * len(circuits)
-    with split_qkv_input(model), bar(what="circuits", total=count) as shown:
+    parts = torch.arange(len(circuits)).split(max(1, together // len(sequences[0])))
+    out = torch.empty(len(circuits), len(task), device=task.clean.device)
+    count = len(sequences) * len(parts)
+    with split_qkv_input(model), bar(what="circuits", total=count) as progress:
         for rows in sequences:
             part = task[rows]
             written = component_outputs(model, part.corrupt, graph.writers)
             corrupt = torch.stack([written[u] for u in graph.writers], 1)
-            for some in circuits:
+            for some in parts:
                 hooks = list(_hooks(model, graph, cut[some], corrupt))
                 copies = part[torch.arange(len(part)).repeat(len(some))]
                 score = copies.score(scored_logits(model, copies, hooks))
                 out[some[:, None], rows] = score.view(len(some), len(part))
-                shown.update()
+                progress.update()
     return out
 
 
@@ -83,7 +84,7 @@ def _hooks(
     cut: Bool[Tensor, "circuit writer reader"],
     corrupt: Float[Tensor, "batch writer pos d_model"],
 ) -> Iterator[Hook]:
-    """Hooks that run all circuits on all sequences in one pass; inside ``split_qkv_input``."""
+    """Make hooks that run all circuits on all sequences in one pass; inside ``split_qkv_input``."""
     moved = corrupt.repeat(len(cut), 1, 1, 1)  # less what the run itself writes, once it does
     mask = cut.repeat_interleave(len(corrupt), 0).to(moved.dtype).mT.contiguous()
     whole: dict[int, Tensor] = {}  # what the three channels of a layer's heads are to read, at once
@@ -134,12 +135,13 @@ def faithfulness(
     clean: Float[Tensor, "batch"],
     corrupt: Float[Tensor, "batch"],
 ) -> Float[Tensor, "*circuit"]:
-    """Share of the gap that a circuit keeps: 0 as the corrupt run, 1 as the clean one."""
+    """Return the share of the gap that a circuit keeps: 0 as the corrupt run, 1 as the clean
+    one."""
     return share(scores - corrupt, clean, corrupt)
 
 
 def rank_edges(values: Float[Tensor, "writer reader"], graph: Graph) -> list[Edge]:
-    """All edges by |value|, largest first; equal ones in the order of the graph."""
+    """Order all edges by |value|, largest first; equal ones in the order of the graph."""
     order = values.cpu()[graph.exists].abs().sort(descending=True, stable=True).indices
     edges = graph.edges()
     return [edges[i] for i in order.tolist()]
@@ -148,7 +150,7 @@ def rank_edges(values: Float[Tensor, "writer reader"], graph: Graph) -> list[Edg
 def curve(
     model: TransformerBridge, task: CleanCorrupt, ranking: Sequence[Edge], sizes: Sequence[int]
 ) -> Float[Tensor, "size batch"]:
-    """Score of the circuits of the best ``sizes`` edges of a ranking, in nats."""
+    """Score the circuits of the best ``sizes`` edges of a ranking, in nats."""
     graph = of(model)
     return scores(model, task, torch.stack([graph.mask(ranking[:size]) for size in sizes]))
 
@@ -156,24 +158,24 @@ def curve(
 def smallest_size(
     sizes: Sequence[int], share: Float[Tensor, "size"], bar: float = 0.9
 ) -> int | None:
-    """The first size, of increasing ones, from which on a curve stays at or above ``bar``; None if
-    it never does."""
+    """Return the first size, of increasing ones, from which on a curve stays at or above ``bar``;
+    None if it never does."""
     curve = zip(reversed(sizes), reversed(share.tolist()), strict=True)
     above = [size for size, _ in takewhile(lambda point: point[1] >= bar, curve)]
     return above[-1] if above else None
 
 
 def random_circuits(
-    graph: Graph, kept: EdgeMask, count: int, generator: Generator
+    graph: Graph, like: EdgeMask, count: int, generator: Generator
 ) -> Bool[Tensor, "circuit writer reader"]:
-    """``count`` circuits with as many edges as ``kept`` between the same layers: the control."""
+    """Draw ``count`` circuits with as many edges between the same layers as ``like``: a control."""
     layer = [torch.tensor([node.layer for node in side]) for side in (graph.writers, graph.readers)]
     layer[1][-1] = graph.layers  # the logits
     block = (layer[0][:, None] + 1) * (graph.layers + 1) + layer[1]
     out = torch.zeros(count, *graph.exists.shape, dtype=torch.bool)
-    for which in block[kept.cpu()].unique():
+    for which in block[like.cpu()].unique():
         places = (graph.exists & (block == which)).nonzero()
-        size = int(kept.cpu()[block == which].sum())
+        size = int(like.cpu()[block == which].sum())
         for row in out:
             drawn = places[torch.randperm(len(places), generator=generator)[:size]]
             row[drawn[:, 0], drawn[:, 1]] = True
@@ -183,7 +185,8 @@ def random_circuits(
 def induction_edges(
     graph: Graph, previous: Sequence[Node], induction: Sequence[Node]
 ) -> list[Edge]:
-    """The textbook's circuit of previous-token and induction heads (Elhage et al. 2021).
+    """List the edges of the textbook's circuit of previous-token and induction heads (Elhage et al.
+    2021).
 
     The first read the embedding and write to the keys of the second, whose queries and values read
     the embedding; the second, and the embedding, write to the logits.

@@ -49,34 +49,34 @@ class CleanCorrupt:
         return len(self.clean)
 
     def __getitem__(self, rows: slice | Tensor) -> CleanCorrupt:
-        """Some of the sequences."""
-        held: dict[str, Any] = {k: None if v is None else v[rows] for k, v in vars(self).items()}
-        return replace(self, **held)
+        """Take some of the sequences."""
+        some: dict[str, Any] = {k: None if v is None else v[rows] for k, v in vars(self).items()}
+        return replace(self, **some)
 
     def compare(
         self, right: Float[Tensor, "*lead"], choices: Float[Tensor, "*lead choice"]
     ) -> Float[Tensor, "*lead"]:
-        """Score of single predictions, from the logits of the right answer and of all choices: log
-        p, in nats. Another task overrides this, and nothing else."""
+        """Score single predictions, from the logits of the right answer and of all choices: log p,
+        in nats. Another task overrides this, and nothing else."""
         return right - choices.logsumexp(-1)
 
     @final
     def by_entry(self, logits: Logits) -> Float[Tensor, "*lead batch entry"]:
-        """Score of every scored entry, in nats."""
+        """Score every entry, in nats."""
         return self.compare(*self._compared(logits))
 
     @final
     def score(self, logits: Logits) -> Float[Tensor, "*lead batch"]:
-        """Mean score of the entries, in nats."""
+        """Return the mean score of the entries, in nats."""
         return self.by_entry(logits).mean(-1)
 
     def is_correct(self, logits: Logits) -> Bool[Tensor, "*lead batch entry"]:
-        """Whether no other token (or choice) has a higher logit than the right answer."""
+        """Tell whether no other token (or choice) has a higher logit than the right answer."""
         right, choices = self._compared(logits)
         return right >= choices.max(-1).values
 
     def _compared(self, logits: Logits) -> tuple[Tensor, Tensor]:
-        """Logits of the right answers, and of all that they are compared with."""
+        """Return logits of the right answers, and of all that they are compared with."""
         lead = logits.shape[:-1]
         right = logits.gather(-1, self.answer[..., None].expand(*lead, 1))[..., 0]
         if self.choices is None:
@@ -87,24 +87,16 @@ class CleanCorrupt:
 def scored_logits(
     model: TransformerBridge, task: CleanCorrupt, hooks: Sequence[Hook] = (), corrupt: bool = False
 ) -> Float[Tensor, "batch entry vocab"]:
-    """Logits at the scored positions alone, under ``hooks``, without gradients."""
+    """Return logits at the scored positions alone, under ``hooks``, without gradients."""
     return logits_at(model, task.corrupt if corrupt else task.clean, task.at, hooks)
 
 
 def baselines(
     model: TransformerBridge, task: CleanCorrupt
 ) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch"]]:
-    """Score of the clean and of the corrupt run, in nats: the 1 and the 0 of every share.
+    """Score the clean and the corrupt run, in nats: the 1 and the 0 of every share.
 
-    Example:
-        >>> import torch
-        >>> from iclutils import models
-        >>> from iclutils.interp import clean_corrupt
-        >>> net = models.load("induction-0")
-        >>> task = clean_corrupt.copying(net, 8, 6, torch.Generator().manual_seed(0))
-        >>> clean, corrupt = clean_corrupt.baselines(net, task)
-        >>> bool(clean.mean() > corrupt.mean() + 1)
-        True
+    Refuses a task on which they score the same.
     """
     clean, corrupt = (task.score(scored_logits(model, task, corrupt=c)) for c in (False, True))
     if abs(float((clean - corrupt).mean())) < CONSTANT:
@@ -120,7 +112,8 @@ def share(
     clean: Float[Tensor, "batch"],
     corrupt: Float[Tensor, "batch"],
 ) -> Float[Tensor, "*item"]:
-    """Nats lost as a share of what the corruption takes: mean over mean; 0 nothing, 1 all."""
+    """Return nats lost as a share of what the corruption takes: mean over mean; 0 nothing, 1
+    all."""
     return lost.mean(-1) / (clean - corrupt).mean()
 
 
@@ -166,14 +159,14 @@ def classification(prompts: Prompts) -> CleanCorrupt:
     """
     prompts.check()
     other = prompts.label_words.gather(1, (prompts.demo_class + 1) % prompts.classes)
-    shown = (prompts.demo_class == prompts.gold[:, None]).long()
+    same = (prompts.demo_class == prompts.gold[:, None]).long()
     once = prompts.label_pos.shape[1] == prompts.classes
     return CleanCorrupt(
         clean=prompts.tokens,
         corrupt=prompts.tokens.scatter(1, prompts.label_pos, other),
         at=prompts.target[:, None],
         answer=prompts.label_words.gather(1, prompts.gold[:, None]),
-        source=prompts.label_pos.gather(1, shown.argmax(1, keepdim=True)) if once else None,
+        source=prompts.label_pos.gather(1, same.argmax(1, keepdim=True)) if once else None,
         choices=prompts.label_words,
     )
 
@@ -196,7 +189,8 @@ def of_rivals(
     corrupt: Int[Tensor, "batch pos"],
     choices: Int[Tensor, "batch 2"],
 ) -> CleanCorrupt:
-    """What ``words.rivals`` draws, on the model's device: say the first answer, not the second."""
+    """Make a task of what ``words.rivals`` draws, on the model's device: say the first answer, not
+    the second."""
     clean, corrupt, choices = (x.to(model.cfg.device) for x in (clean, corrupt, choices))
     at = torch.full_like(choices[:, :1], clean.shape[1] - 1)
     return CleanCorrupt(clean, corrupt, at, choices[:, :1], choices=choices)
@@ -205,13 +199,10 @@ def of_rivals(
 def one_token(
     task: CleanCorrupt, position: int, entry: int, generator: Generator, vocab: int
 ) -> CleanCorrupt:
-    """The same sequences, corrupt at one position alone and scored at one entry alone; the token
+    """Corrupt the same sequences at one position alone, and score one entry alone; the token
     there is drawn anew, uniform over the others of the vocabulary."""
     step = torch.randint(1, vocab, (len(task),), generator=generator)
     corrupt = task.clean.clone()
     corrupt[:, position] = (corrupt[:, position] + step.to(corrupt.device)) % vocab
-    parts = {"at": task.at, "answer": task.answer, "source": task.source}
-    one: dict[str, Any] = {
-        k: None if v is None else v[:, entry : entry + 1] for k, v in parts.items()
-    }
-    return replace(task, corrupt=corrupt, **one)
+    at, answer = (x[:, entry : entry + 1] for x in (task.at, task.answer))
+    return replace(task, corrupt=corrupt, at=at, answer=answer, source=None)

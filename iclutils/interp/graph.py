@@ -45,7 +45,7 @@ Edge = tuple[Node, Node]
 
 
 def head(layer: int, index: int) -> Node:
-    """The writer that head ``layer.index`` is."""
+    """Name the writer that head ``layer.index`` is."""
     return Node("head", layer, index)
 
 
@@ -75,13 +75,13 @@ class Graph:
 
     @cached_property
     def reader_groups(self) -> list[list[Node]]:
-        """The readers in their order, those together that share a hook: the queries, the keys or
-        the values of all heads of a layer."""
+        """List the readers in their order, those together that share a hook: the queries, the keys
+        or the values of all heads of a layer."""
         return [list(group) for _, group in groupby(self.readers, lambda v: (v.kind, v.layer))]
 
     @cached_property
     def exists(self) -> Bool[Tensor, "writer reader"]:
-        """Which edges there are."""
+        """Tell which edges there are."""
         return torch.tensor([[self._feeds(u, v) for v in self.readers] for u in self.writers])
 
     def _feeds(self, writer: Node, reader: Node) -> bool:
@@ -91,11 +91,11 @@ class Graph:
         return same and reader.kind == "mlp_in" and not self.parallel
 
     def edges(self) -> list[Edge]:
-        """All edges, in the order of the tensor."""
+        """List all edges, in the order of the tensor."""
         return [(self.writers[u], self.readers[v]) for u, v in self.exists.nonzero().tolist()]
 
     def index(self, edge: Edge) -> tuple[int, int]:
-        """Row and column of an edge."""
+        """Return row and column of an edge; refuse one that the graph does not have."""
         writer, reader = edge
         for kind, node, nodes in zip(("writer", "reader"), edge, self._places, strict=True):
             if node not in nodes:
@@ -111,7 +111,7 @@ class Graph:
         return next(sides), next(sides)
 
     def mask(self, edges: Iterable[Edge]) -> Bool[Tensor, "writer reader"]:
-        """True at these edges."""
+        """Mark these edges."""
         out = torch.zeros_like(self.exists)
         for edge in edges:
             out[self.index(edge)] = True
@@ -119,25 +119,26 @@ class Graph:
 
 
 def of(model: TransformerBridge) -> Graph:
-    """The graph of a model."""
+    """Return the graph of a model."""
     cfg = model.cfg
     return Graph(cfg.n_layers, cfg.n_heads, bool(getattr(cfg, "parallel_attn_mlp", False)))
 
 
 def all_heads(model: TransformerBridge) -> list[Node]:
-    """Every head, as a writer."""
+    """List every head, as a writer."""
     return [n for n in of(model).writers if n.kind == "head"]
 
 
 def output_hook(writer: Node) -> str:
-    """Hook that holds what a writer writes; a head's is its ``z``, before ``W_O``."""
+    """Name the hook that holds what a writer writes; a head's is its ``z``, before ``W_O``."""
     if writer.kind == "embed":
         return get_act_name("resid_pre", 0)
     return get_act_name("z" if writer.kind == "head" else "mlp_out", writer.layer)
 
 
 def input_hook(model: TransformerBridge, reader: Node) -> str:
-    """Hook that holds what a reader reads, before its LayerNorm (see ``split_qkv_input``)."""
+    """Name the hook that holds what a reader reads, before its LayerNorm (see
+    ``split_qkv_input``)."""
     if reader.kind == "logits":
         return get_act_name("resid_post", model.cfg.n_layers - 1)
     if reader.kind == "mlp_in":
@@ -148,7 +149,7 @@ def input_hook(model: TransformerBridge, reader: Node) -> str:
 def component_output(
     model: TransformerBridge, cache: ActivationCache | Mapping[str, Tensor], writer: Node
 ) -> Float[Tensor, "batch pos d_model"]:
-    """Contribution of a writer to the residual stream, from a cache; biases after W_O belong to
+    """Return what a writer adds to the residual stream, from a cache; biases after W_O belong to
     none."""
     value = cache[output_hook(writer)]
     if writer.kind == "head":
@@ -159,7 +160,7 @@ def component_output(
 def component_outputs(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"], writers: Iterable[Node]
 ) -> dict[Node, Float[Tensor, "batch pos d_model"]]:
-    """Contribution of each of ``writers`` to the residual stream on ``tokens``."""
+    """Return what each of ``writers`` adds to the residual stream on ``tokens``."""
     writers = list(writers)
     _, cache = cached(model, tokens, {output_hook(w) for w in writers})
     return {w: component_output(model, cache, w) for w in writers}
@@ -187,7 +188,7 @@ def split_qkv_input(model: TransformerBridge) -> Iterator[None]:
 def add_to_inputs(
     model: TransformerBridge, changes: Mapping[Node, Float[Tensor, "batch pos d_model"]]
 ) -> list[Hook]:
-    """Hooks that add a change to what each reader reads, and to nothing else; run them inside
+    """Make hooks that add a change to what each reader reads, and to nothing else; run them inside
     ``split_qkv_input``."""
 
     def hook_for(reader: Node, change: Tensor) -> Hook:

@@ -24,23 +24,23 @@ LABEL = 0.4  # threshold in use for calling a head by a role (ARENA 2023)
 
 
 def uniform_pattern(size: int) -> Float[Tensor, "dest src"]:
-    """Causal attention spread evenly: row q gives 1/(q+1) to each of its q+1 sources."""
+    """Spread causal attention evenly: row q gives 1/(q+1) to each of its q+1 sources."""
     lower = torch.ones(size, size).tril()
     return lower / lower.sum(-1, keepdim=True)
 
 
 def previous_token(pattern: Pattern) -> Score:
-    """Mean of A[q, q-1] over q >= 1."""
+    """Return the mean of A[q, q-1] over q >= 1."""
     return pattern.diagonal(-1, -2, -1).mean(-1)
 
 
 def first_token(pattern: Pattern) -> Score:
-    """Mean of A[q, 0]: the attention sink."""
+    """Return the mean of A[q, 0]: the attention sink."""
     return pattern[..., 0].mean(-1)
 
 
 def attention_at_offset(pattern: Pattern, length: int, offset: int) -> Score:
-    """Mean of A[q, q-offset] over the second copy, q in [L+1, 2L]."""
+    """Return the mean of A[q, q-offset] over the second copy, q in [L+1, 2L]."""
     if pattern.shape[-1] != 2 * length + 1:
         raise IclError(
             f"Repeated tokens of length {length} have {2 * length + 1} positions; "
@@ -53,38 +53,38 @@ def attention_at_offset(pattern: Pattern, length: int, offset: int) -> Score:
 
 
 def prefix_matching(pattern: Pattern, length: int) -> Score:
-    """Prefix-matching score: attention L-1 back, to what followed the earlier copy."""
+    """Return the prefix-matching score: attention L-1 back, to what followed the earlier copy."""
     return attention_at_offset(pattern, length, length - 1)
 
 
 def stripe(pattern: Pattern, length: int) -> Score:
-    """Mean of the whole diagonal of offset 1-L, as the seed note takes it: the L entries of
-    ``prefix_matching``, and (L-1, 0) and (L, 1), where nothing has been repeated yet."""
+    """Return the mean of the whole diagonal of offset 1-L, as the seed note takes it: the L entries
+    of ``prefix_matching``, and (L-1, 0) and (L, 1), where nothing has been repeated yet."""
     return pattern.diagonal(1 - length, -2, -1).mean(-1)
 
 
 def distance_profile(pattern: Pattern, length: int) -> Float[Tensor, "*lead distance"]:
-    """Mean attention of the second copy at each distance back, 0 .. L+1."""
+    """Return mean attention of the second copy at each distance back, 0 .. L+1."""
     offsets = range(length + 2)
     return torch.stack([attention_at_offset(pattern, length, offset) for offset in offsets], -1)
 
 
 def repeats(tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch dest src"]:
-    """Which earlier positions hold the same token; the first position never counts."""
+    """Tell which earlier positions hold the same token; the first position never counts."""
     same = (tokens[:, :, None] == tokens[:, None, :]).tril(-1)
     same[:, :, 0] = False
     return same
 
 
 def followers(tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch dest src"]:
-    """Which positions hold what came after an earlier occurrence of the token."""
+    """Tell which positions hold what came after an earlier occurrence of the token."""
     return repeats(tokens).roll(1, -1)  # no row repeats the last position
 
 
 def attention_to(
     pattern: Float[Tensor, "batch head dest src"], where: Bool[Tensor, "batch dest src"]
 ) -> Float[Tensor, "batch head"]:
-    """Attention to marked sources, summed; mean over the rows that have one, NaN if none has."""
+    """Sum attention to marked sources; mean over the rows that have one, NaN if none has."""
     rows = where.any(-1)
     return (pattern * where[:, None]).sum((-2, -1)) / rows.sum(-1)[:, None]
 
@@ -92,7 +92,7 @@ def attention_to(
 def olsson_prefix_matching(
     pattern: Float[Tensor, "batch head dest src"], tokens: Int[Tensor, "batch src"]
 ) -> Float[Tensor, "batch head"]:
-    """Attention to all positions that follow an earlier occurrence, summed over those, averaged
+    """Sum attention to all positions that follow an earlier occurrence, and average it
     over the queries that have one (NaN if none has); the first position is no occurrence.
 
     Olsson et al. 2022, appendix on head activation evaluators: 25 random tokens, four times.
@@ -113,7 +113,7 @@ SCORES: dict[str, Callable[[Tensor, int], Tensor]] = {
 def score_heads(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"], length: int
 ) -> dict[str, Float[Tensor, "batch layer head"]]:
-    """All ``SCORES`` of every head on a batch of repeated tokens, from one forward pass.
+    """Take all ``SCORES`` of every head on a batch of repeated tokens, from one forward pass.
 
     Example:
         >>> import torch
@@ -134,18 +134,18 @@ def score_heads(
 
 
 def uniform_baselines(length: int) -> dict[str, float]:
-    """Each score of ``score_heads`` for a head that attends evenly."""
+    """Return each score of ``score_heads`` for a head that attends evenly."""
     even = uniform_pattern(2 * length + 1)
     return {name: score(even, length).item() for name, score in SCORES.items()}
 
 
 def strongest(scores: Float[Tensor, "layer head"]) -> tuple[int, int]:
-    """(layer, head) of the largest score."""
+    """Return (layer, head) of the largest score."""
     return divmod(int(scores.argmax()), scores.shape[1])
 
 
 def top_heads(scores: Float[Tensor, "layer head"], count: int) -> list[tuple[int, int]]:
-    """(layer, head) of the largest scores, the largest first; of fewer heads, all."""
+    """List (layer, head) of the largest scores, the largest first; of fewer heads, all."""
     best = scores.flatten().topk(min(count, scores.numel())).indices
     return [divmod(i, scores.shape[1]) for i in best.tolist()]
 
@@ -157,8 +157,8 @@ def same_layers(
     generator: Generator,
     again: bool = False,
 ) -> list[list[tuple[int, int]]]:
-    """Random sets of other heads, as many in each layer as ``heads`` has there (all that are left,
-    where they are fewer): the control for a set of heads that stands at a certain depth. With
+    """Draw random sets of other heads, as many in each layer as ``heads`` has there (all that are
+    left, where they are fewer): the control for a set of heads that stands at a certain depth. With
     ``again``, of all heads of these layers: what two sets share by chance."""
     chosen = defaultdict[int, set[int]](set)
     for layer, head in sorted(heads):
@@ -176,8 +176,8 @@ def same_layers(
 def controls(
     model: TransformerBridge, heads: Collection[tuple[int, int]], draws: int, generator: Generator
 ) -> list[list[tuple[int, int]]]:
-    """Sets of heads to compare the removal of ``heads`` with: where these are whole layers, all
-    other sets of as many whole layers, else those of so many draws of ``same_layers``."""
+    """Draw sets of heads to compare the removal of ``heads`` with: where these are whole layers,
+    all other sets of as many whole layers, else those of so many draws of ``same_layers``."""
     layers, every = {layer for layer, _ in heads}, range(model.cfg.n_heads)
     if len(heads) < len(layers) * len(every):
         drawn = same_layers(heads, len(every), draws, generator)
@@ -189,7 +189,7 @@ def controls(
 def attention_patterns(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
 ) -> list[Float[Tensor, "batch head dest src"]]:
-    """Attention patterns of every layer."""
+    """Return attention patterns of every layer."""
     names = [get_act_name("pattern", layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
     return [cache[name] for name in names]

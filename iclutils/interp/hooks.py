@@ -35,19 +35,15 @@ def run_with_hooks(
     watch: Iterable[str] = (),
     stop_at_layer: int | None = None,
 ) -> tuple[Float[Tensor, "batch entry out"], dict[str, Tensor]]:
-    """One forward pass under ``hooks``: logits, and the activations named in ``watch``.
+    """Run one forward pass under ``hooks``: logits, and the activations named in ``watch``.
 
     Stopped before a layer, it gives the residual stream there in place of logits.
     """
     check_tokens(model, tokens)
     seen: dict[str, Tensor] = {}
 
-    def keep(name: str) -> Hook:
-        def store(value: Tensor, hook: object) -> Tensor:
-            seen[name] = value  # under the name asked for: hook.name may be another alias
-            return value
-
-        return name, store
+    def keep(name: str) -> tuple[str, Callable[..., None]]:
+        return name, lambda value, hook: seen.update({name: value})  # hook.name may be an alias
 
     with torch.no_grad():
         every: list[Any] = [*hooks, *map(keep, watch)]
@@ -61,14 +57,14 @@ def logits_under(
     ways: Sequence[Sequence[Hook]],
     at: Int[Tensor, "batch entry"] | None = None,
 ) -> Iterator[Float[Tensor, "batch entry vocab"]]:
-    """Logits under each list of hooks in turn, at positions ``at`` or all.
+    """Yield logits under each list of hooks in turn, at positions ``at`` or all.
 
     The layers below the first hooked one of a list are those of a single pass, for all lists.
     """
     firsts = [_layers(name for name, _ in hooks)[0] if hooks else 0 for hooks in ways]
     names = {layer: get_act_name("resid_post", layer - 1) for layer in set(firsts) if layer}
-    made = list[object]()  # by the first block: a tensor or, of some architectures, a tuple
-    handle = model.blocks[0].register_forward_hook(lambda block, given, out: made.append(out))
+    outputs = list[object]()  # by the first block: a tensor or, of some architectures, a tuple
+    handle = model.blocks[0].register_forward_hook(lambda block, args, out: outputs.append(out))
     try:
         _, seen = run_with_hooks(model, tokens, [], names.values(), max(firsts, default=0) or None)
     finally:
@@ -77,15 +73,15 @@ def logits_under(
     for layer, hooks in zip(firsts, ways, strict=True):
         start: dict[str, Any] = {"start_at_layer": layer} if layer else {}
         source = seen[names[layer]] if layer else tokens
-        with torch.no_grad(), _idle(model, layer, isinstance(made[0], tuple)):
+        with torch.no_grad(), _idle(model, layer, isinstance(outputs[0], tuple)):
             scores = model.run_with_hooks(source, fwd_hooks=[*hooks, *last], **start)
         yield scores
 
 
 @contextmanager
 def _idle(model: TransformerBridge, layers: int, tuples: bool) -> Iterator[None]:
-    """The lowest blocks hand on what they get: a pass that starts above them runs them as well, and
-    drops what they give."""
+    """Let the lowest blocks hand on what they get: a pass that starts above them runs them as well,
+    and drops what they give."""
     lowest = [model.blocks[layer] for layer in range(layers)]
     for block in lowest:
         block.__dict__["forward"] = lambda resid, *_, **__: (resid,) if tuples else resid
@@ -97,13 +93,14 @@ def _idle(model: TransformerBridge, layers: int, tuples: bool) -> Iterator[None]
 
 
 def _layers(names: Iterable[str]) -> list[int]:
-    """Lowest and highest layer whose activations are named."""
+    """Return the lowest and highest layer whose activations are named."""
     layers = sorted(int(re.findall(r"blocks\.(\d+)\.", name)[0]) for name in names)
     return [layers[0], layers[-1]]
 
 
 def at_positions(at: Int[Tensor, "batch entry"]) -> Hook:
-    """Hook that hands the unembedding these positions alone, so that no other logits are made."""
+    """Make the hook that hands the unembedding these positions alone, so that no other logits are
+    made."""
 
     def pick(resid: Tensor, hook: object) -> Tensor:
         return resid[torch.arange(len(at), device=resid.device)[:, None], at]
@@ -117,12 +114,13 @@ def logits_at(
     at: Int[Tensor, "batch entry"],
     hooks: Sequence[Hook] = (),
 ) -> Float[Tensor, "batch entry vocab"]:
-    """Logits at these positions alone, under ``hooks``, without gradients."""
+    """Return logits at these positions alone, under ``hooks``, without gradients."""
     return run_with_hooks(model, tokens, [*hooks, at_positions(at)])[0]
 
 
 def set_activation(name: str, new: Float[Tensor, "..."], heads: Sequence[int] = ()) -> Hook:
-    """Hook that replaces an activation, or of ``z`` these heads alone, by what broadcasts to it."""
+    """Make the hook that replaces an activation, or of ``z`` these heads alone, by what
+    broadcasts."""
 
     def replace(value: Tensor, hook: object) -> Tensor:
         if not heads:
@@ -137,7 +135,7 @@ def set_activation(name: str, new: Float[Tensor, "..."], heads: Sequence[int] = 
 def ablate_heads(
     model: TransformerBridge, tokens: Tokens, heads: Iterable[Head], how: How, other: Other
 ) -> list[Hook]:
-    """Hooks that ablate heads, (layer, head) pairs, when ``tokens`` are run.
+    """Make hooks that ablate heads, (layer, head) pairs, when ``tokens`` are run.
 
     ``other``: sequences of the same shape, the source of resampled activations.
 
@@ -156,7 +154,8 @@ def ablate_heads(
 def ablate_sets(
     model: TransformerBridge, tokens: Tokens, sets: Sequence[Sequence[Head]], how: How, other: Other
 ) -> list[list[Hook]]:
-    """Hooks as of ``ablate_heads`` for each set of heads; what replaces them is found once."""
+    """Make hooks as ``ablate_heads`` does for each set of heads; what replaces them is read
+    once."""
     return ablate_rows(model, tokens, [[heads] for heads in sets], how, other)
 
 
@@ -167,8 +166,8 @@ def ablate_rows(
     how: How,
     other: Other,
 ) -> list[list[Hook]]:
-    """As ``ablate_sets``, where a set has other heads for each row of ``tokens``, or one list for
-    all: controls can be drawn for each prompt at the cost of one draw."""
+    """Make hooks as ``ablate_sets`` does, where a set has other heads for each row of ``tokens``,
+    or one list for all: controls can be drawn for each prompt at the cost of one draw."""
     chosen = [dict[str, Tensor]() for _ in sets]
     for masks, rows in zip(chosen, sets, strict=True):
         for row, head in ((row, head) for row, heads in enumerate(rows) for head in heads):
@@ -186,32 +185,27 @@ def ablate_rows(
 def cut_attention(
     model: TransformerBridge, cut: Mapping[int, Bool[Tensor, "..."]], renormalise: bool = True
 ) -> list[Hook]:
-    """Hooks that cut edges of attention: ``cut[layer]`` is (batch, dest, src) or with heads
+    """Make hooks that cut edges of attention: ``cut[layer]`` is (batch, dest, src) or with heads
     (batch, head, dest, src).
 
     Renormalised, the scores become -10,000 before the softmax and the rest of the row takes over
     (a row without any rest becomes uniform); otherwise the weights become 0 and nothing does.
     """
     check_editable(model)
-    name, value = ("attn_scores", CUT) if renormalise else ("pattern", 0.0)
+    part, value = ("attn_scores", CUT) if renormalise else ("pattern", 0.0)
 
     def hook_for(layer: int, edges: Tensor) -> Hook:
         edges = edges[:, None] if edges.ndim == 3 else edges
-        act = get_act_name(name, check_layer(model, layer))
-        return act, lambda values, hook: values.masked_fill(edges.to(values.device), value)
+        if not 0 <= layer < model.cfg.n_layers:
+            raise IclError(f"There is no layer {layer}: the model has {model.cfg.n_layers}.")
+        name = get_act_name(part, layer)
+        return name, lambda values, hook: values.masked_fill(edges.to(values.device), value)
 
     return [hook_for(*pair) for pair in cut.items()]
 
 
-def check_layer(model: TransformerBridge, layer: int) -> int:
-    """The layer, refused where the model has none of this number."""
-    if not 0 <= layer < model.cfg.n_layers:
-        raise IclError(f"There is no layer {layer}: the model has {model.cfg.n_layers}.")
-    return layer
-
-
 def check_head(model: TransformerBridge, head: Head) -> None:
-    """Refuse a head that the model does not have."""
+    """Refuse a head, (layer, head), that the model does not have."""
     if not (0 <= head[0] < model.cfg.n_layers and 0 <= head[1] < model.cfg.n_heads):
         raise IclError(
             f"There is no head {head[0]}.{head[1]}: the model has {model.cfg.n_layers} layers of "
@@ -225,15 +219,14 @@ def check_editable(model: TransformerBridge) -> None:
         raise IclError(
             "This model shows its attention only after using it, so editing the attention, or a "
             "gradient through it, would silently come to nothing. Use a model like GPT-2, "
-            "GPT-NeoX or Llama; compression and re-weighting work on this one, because they edit "
-            "keys and values."
+            "GPT-NeoX or Llama."
         )
 
 
 def replacements(
     model: TransformerBridge, tokens: Tokens, names: Iterable[str], how: How, other: Other
 ) -> Mapping[str, Tensor]:
-    """Values that replace ablated activations (zero, their mean, those of ``other``), by name."""
+    """Return what replaces ablated activations (zero, their mean, those of ``other``), by name."""
     names = list(names)
     if how == "zero":
         return {name: torch.zeros((), device=tokens.device) for name in names}
@@ -251,7 +244,7 @@ def replacements(
 
 
 def _read(model: TransformerBridge, tokens: Tokens, names: Sequence[str]) -> dict[str, Tensor]:
-    """The named activations of a run that goes no further than they are."""
+    """Read the named activations in a run that goes no further than they are."""
     if not names:
         return {}
     return run_with_hooks(model, tokens, [], names, _layers(names)[1] + 1)[1]

@@ -27,18 +27,18 @@ States = tuple[Float[Tensor, "rows kv_head mem d_head"], ...]
 
 
 def demonstrations(prompts: Prompts) -> Keep:
-    """Which tokens belong to the demonstrations: all before the query."""
+    """Tell which tokens belong to the demonstrations: all before the query."""
     return prompts.roles <= Role.LABEL
 
 
 def shares_demonstrations(prompts: Prompts) -> bool:
-    """Whether all prompts begin with the same demonstrations, so that one cache serves all."""
+    """Tell whether all prompts begin with the same demonstrations, so that one cache serves all."""
     return len(sets(prompts)) == 1
 
 
 def sets(prompts: Prompts) -> list[Int[Tensor, "rows"]]:
-    """Rows of the prompts that share their demonstrations, a set at a time, in order of the first
-    of each."""
+    """List the rows of prompts that share their demonstrations, a set at a time, in order of the
+    first of each."""
     mine = demonstrations(prompts)
     shown = prompts.tokens.masked_fill(~mine, -1)[:, : int(mine.sum(1).max())]
     _, member = shown.unique(dim=0, return_inverse=True)
@@ -56,7 +56,8 @@ class DemonstrationCache:
     read: Int[Tensor, "batch demo_pos"]  # the demonstrations' tokens, -1 after their end
 
     def keep(self, mask: Bool[Tensor, "batch mem"]) -> DemonstrationCache:
-        """The entries in ``mask`` alone; of one row, those that each row of ``mask`` asks for."""
+        """Keep the entries in ``mask`` alone; of one row, those that each row of ``mask`` asks
+        for."""
         index, held = packed(mask & self.held)
 
         def pick(states: Tensor) -> Tensor:
@@ -92,7 +93,7 @@ def answer_from_cache(
     offset: bool = True,
     hooks: Sequence[Hook] = (),
 ) -> Float[Tensor, "batch vocab"]:
-    """Logits at the target when the query is read, with ``cache`` in place of its demonstrations.
+    """Return logits at the target when the query is read, with ``cache`` for its demonstrations.
 
     One row of ``cache`` serves all prompts that share their demonstrations. Without ``offset`` the
     query begins at position 0 (the released script's way with GPT-2 XL), not where it stands.
@@ -115,7 +116,8 @@ def answer_from_cache(
 
 
 def _query(prompts: Prompts, begins: Int[Tensor, "rows"]) -> tuple[Tensor, Tensor, Tensor]:
-    """Positions of the query's tokens, which of them are no padding, and their number in it."""
+    """Return positions of the query's tokens, which of them are no padding, and their number in
+    it."""
     length = prompts.target + 1 - begins
     step = torch.arange(int(length.max()), device=length.device)
     fed = step < length[:, None]
@@ -123,7 +125,7 @@ def _query(prompts: Prompts, begins: Int[Tensor, "rows"]) -> tuple[Tensor, Tenso
 
 
 def whole_states(model: TransformerBridge, prompts: Prompts) -> tuple[States, States]:
-    """``keys_values`` of whole prompts, where demonstrations that several share are read once."""
+    """Read ``keys_values`` of whole prompts; demonstrations that several share are read once."""
     groups = sets(prompts)
     first = prompts[torch.stack([rows[0] for rows in groups])]
     shown = cache_demonstrations(model, first, demonstrations(first))
@@ -156,13 +158,16 @@ def keys_values(
     hooks: Sequence[Hook] = (),
     **past: Any,
 ) -> tuple[States, States]:
-    """Keys and values of every layer and token, from one forward pass without gradients; after
-    those of a ``past`` with its mask and the positions, if there is one."""
-    network = model.original_model
+    """Read keys and values of every layer and token, in one forward pass without gradients; after
+    those of a ``past`` with its mask and the positions, if there is one.
+
+    Refuses a model without explicit positions, or with a sliding window.
+    """
+    network, misfit = model.original_model, "A cut memory does not fit this model: it"
     if "position_ids" not in inspect.signature(network.forward).parameters:
         raise IclError(
-            "A cut memory does not fit this model: it takes no explicit positions, so nothing can "
-            "be cut without moving the rest. Use one with learned or rotary positions."
+            f"{misfit} takes no explicit positions, so nothing can be cut without moving the rest. "
+            "Use one with learned or rotary positions."
         )
     config = network.config
     kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
@@ -170,10 +175,7 @@ def keys_values(
     if kinds:
         windowed = any("full" not in kind and "global" not in kind for kind in kinds)
     if windowed:
-        raise IclError(
-            "A cut memory does not fit this model: it attends to a sliding window, which counts "
-            "remembered tokens and not positions. Use one with full attention in every layer."
-        )
+        raise IclError(f"{misfit} attends to a sliding window. Use one with full attention.")
     options: dict[str, Any] = {"use_cache": True, "return_type": "logits_and_cache", **past}
     with torch.no_grad():
         _, cache = model.run_with_hooks(tokens, fwd_hooks=[*hooks], logits_to_keep=1, **options)
@@ -191,8 +193,8 @@ def read_with_cache(
     read: Int[Tensor, "batch entry"],
     hooks: Sequence[Hook] = (),
 ) -> Float[Tensor, "batch entry vocab"]:
-    """Next-token logits at the indices ``read`` of ``tokens``, fed to a model that already holds
-    ``keys`` and ``values`` (one row serves all of the batch), under hooks; differentiable.
+    """Return next-token logits at the indices ``read`` of ``tokens``, fed to a model that already
+    holds ``keys`` and ``values`` (one row serves all of the batch), under hooks; differentiable.
 
     ``held``: entries of the cache that may be attended to. ``fed``: tokens that are no padding.
     """
@@ -210,7 +212,7 @@ def read_with_cache(
 
 
 def packed(mask: Bool[Tensor, "batch pos"]) -> tuple[Tensor, Tensor]:
-    """Indices of the true entries of every row, moved to its front, and which of them are real."""
+    """Return indices of the true entries of every row, at its front, and which of them are real."""
     size = mask.sum(1)
     index = (~mask).long().argsort(dim=1, stable=True)[:, : int(size.max())]
     return index, torch.arange(index.shape[1], device=mask.device) < size[:, None]

@@ -23,13 +23,13 @@ from torch.nn import functional
 from ..errors import IclError
 from ..models import ActivationCache, TransformerBridge, cached, get_act_name
 from ..progress import bar
+from .at_query import angle_names, angles, rotate
 from .clean_corrupt import CleanCorrupt, scored_logits
 from .graph import (
     CHANNELS,
     Edge,
     Node,
     add_to_inputs,
-    all_heads,
     component_output,
     component_outputs,
     of,
@@ -37,7 +37,6 @@ from .graph import (
     split_qkv_input,
 )
 from .hooks import Head, Hook, How, replacements, run_with_hooks, set_activation
-from .rotary import angle_names, angles, placed
 
 PARTS = ("resid_pre", "resid_mid", "resid_post", "mlp_out", "q", "k", "v", "z")
 ROWS = 4096  # rows of d_model (patch x batch x pos) held at once; more leave the cache
@@ -59,24 +58,13 @@ def ablate(
     sets: Sequence[Iterable[Node]],
     how: How = "resample",
 ) -> Float[Tensor, "set batch"]:
-    """Score without each set of heads and MLP layers, in nats.
+    """Score the model without each set of heads and MLP layers, in nats.
 
     They become what they are on the corrupt sequence (``"resample"``), their mean over the batch
-    and its positions (``"mean"``), or nothing (``"zero"``).
+    and its positions (``"mean"``), or nothing (``"zero"``). For edges, see ``path_patching``.
     """
     groups = [list(nodes) for nodes in sets]
     run = CleanRun(model, task) if len(groups) > FEW else None
-    return _without(model, task, groups, how, run).mean(-1)
-
-
-def _without(
-    model: TransformerBridge,
-    task: CleanCorrupt,
-    groups: Sequence[Sequence[Node]],
-    how: How,
-    run: CleanRun | None,
-) -> Scores:
-    """Score of every entry without each set of nodes, by the ``run`` where one layer holds all."""
     nodes = {node for group in groups for node in group}
     if not nodes <= {node for node in of(model).writers if node.kind != "embed"}:
         raise IclError("Only heads and MLP layers of the model can be removed.")
@@ -87,25 +75,23 @@ def _without(
         return set_activation(name, values[name], [node.head] if node.kind == "head" else [])
 
     scores = []
-    with bar(what="sets", total=len(groups)) as shown, torch.no_grad():
+    with bar(what="sets", total=len(groups)) as progress, torch.no_grad():
         for layers, some in groupby(groups, lambda group: {node.layer for node in group}):
-            alike = list(some)
             if run is not None and run.plain and len(layers) == 1:
-                for part in run.batches(alike):
-                    scores.append(_ablated(run, part, values))
-                    shown.update(len(part))
+                for part in run.batches(list(some)):
+                    scores.append(_ablated(run, part, values).mean(-1))
+                    progress.update(len(part))
                 continue
-            for group in alike:
-                logits = scored_logits(model, task, [*map(fill, group)])
-                scores.append(task.by_entry(logits)[None])
-                shown.update()
+            for group in some:
+                scores.append(task.score(scored_logits(model, task, [*map(fill, group)]))[None])
+                progress.update()
     return torch.cat(scores)
 
 
 def _ablated(
     run: CleanRun, groups: Sequence[Sequence[Node]], values: Mapping[str, Tensor]
 ) -> Scores:
-    """As ``_without``, of sets of nodes of one layer: what lies before it is not run again."""
+    """Score as ``ablate``, of sets in one layer: what lies before it is not run again."""
     layer, streams = groups[0][0].layer, []
 
     def new(part: str) -> Tensor:
@@ -113,13 +99,13 @@ def _ablated(
         return value[:, : run.reach] if value.ndim else value
 
     for nodes in groups:
-        middle = run.asked(layer, run.clean("resid_mid", layer))
+        middle = run.at_scored(layer, run.clean("resid_mid", layer))
         if heads := sorted({node.head for node in nodes} - {-1}):
             change, out = new("z") - run.clean("z", layer), run.model.blocks[layer].attn.W_O
             write = einsum(change[:, :, heads], out[heads], "b p h k, h k d -> b p d")
-            middle = middle + run.asked(layer, write)
+            middle = middle + run.at_scored(layer, write)
         if any(node.kind == "mlp" for node in nodes):
-            mlp = run.asked(layer, new("mlp_out").expand_as(run.clean("mlp_out", layer)))
+            mlp = run.at_scored(layer, new("mlp_out").expand_as(run.clean("mlp_out", layer)))
         else:
             mlp = _mlp(run, layer, middle[None])[0]
         streams.append(middle + mlp)
@@ -133,7 +119,8 @@ def patch_key_input(
     target: Head,
     other: Int[Tensor, "batch pos"],
 ) -> Float[Tensor, "batch dest src"]:
-    """Attention pattern of ``target`` when only its keys read what ``sources`` write on ``other``.
+    """Return the attention pattern of ``target`` when only its keys read what ``sources`` write on
+    ``other``.
 
     Every other reader keeps the clean stream: a change is K-composition and nothing else.
     """
@@ -149,7 +136,7 @@ def patch_key_input(
 def key_patterns(
     run: CleanRun, groups: Sequence[Sequence[Node]], target: Node
 ) -> Float[Tensor, "set batch dest src"]:
-    """As ``patch_key_input``, for each group of earlier heads: the target's layer alone is run."""
+    """Patch as ``patch_key_input``, for each group of earlier heads: one layer alone is run."""
     _, layer, head = target
     if not run.plain:
         clean, corrupt = run.task.clean, run.task.corrupt
@@ -160,7 +147,7 @@ def key_patterns(
 
     def compared(channel: str, states: Tensor) -> Tensor:
         turns = angles(run.cache, layer)
-        return placed(run.model, layer, channel, states[..., None, :], turns)[..., 0, :]
+        return rotate(run.model, layer, channel, states[..., None, :], turns)[..., 0, :]
 
     bias = 0 if block.attn.b_K is None else block.attn.b_K[head]
     q, patterns = compared("q", run.clean("q", layer)[:, :, head]), []
@@ -176,8 +163,9 @@ def key_patterns(
 def path_patching(
     model: TransformerBridge, task: CleanCorrupt, edges: Sequence[Edge] | None = None
 ) -> Float[Tensor, "writer reader batch"]:
-    """Nats lost when each edge alone is patched (Wang et al. 2022, section 3; Goldowsky-Dill et
-    al. 2023); 0 where there is none, or ``edges`` are given and it is not among them.
+    """Measure the nats lost when each edge alone is patched (Wang et al. 2022, section 3;
+    Goldowsky-Dill et al. 2023); 0 where there is none, or it is not among ``edges``. Faster, and
+    estimated: ``attribution.edge_attribution``.
 
     Example:
         >>> import torch
@@ -194,11 +182,11 @@ def path_patching(
     """
     run = CleanRun(model, task)
     graph = run.graph
-    asked = graph.exists if edges is None else graph.mask(edges)
-    out = run.score.new_zeros(*asked.shape, len(task))
-    columns = asked.any(0).nonzero()[:, 0].tolist()
+    wanted = graph.exists if edges is None else graph.mask(edges)
+    out = run.score.new_zeros(*wanted.shape, len(task))
+    columns = wanted.any(0).nonzero()[:, 0].tolist()
     for column in bar(columns, "edges"):
-        rows = asked[:, column].nonzero()[:, 0]
+        rows = wanted[:, column].nonzero()[:, 0]
         groups = [[graph.writers[u]] for u in rows.tolist()]
         out[rows.to(out.device), column] = _lost(run, [graph.readers[column]], groups)
     return out
@@ -207,7 +195,8 @@ def path_patching(
 def layer_flow(
     model: TransformerBridge, task: CleanCorrupt
 ) -> Float[Tensor, "source target batch"]:
-    """Nats lost when what one layer writes reaches one later block corrupt, and nothing else.
+    """Measure the nats lost when what one layer writes reaches one later block corrupt, and nothing
+    else.
 
     Source 0 is the embedding, l + 1 all that layer l writes; target l is all that block l reads,
     the last one the logits. The residual stream that passes the block stays clean.
@@ -222,23 +211,6 @@ def layer_flow(
     return out
 
 
-def backward_flow(model: TransformerBridge, task: CleanCorrupt) -> float:
-    """Largest change of what an earlier layer writes when a layer writes as on the corrupt side.
-
-    Measured on the model itself, with no use of the order that ``layer_flow`` builds on.
-    """
-    layers = range(model.cfg.n_layers)
-    names = [get_act_name(part, layer) for layer in layers for part in ("z", "mlp_out")]
-    clean, corrupt = (cached(model, tokens, names)[1] for tokens in (task.clean, task.corrupt))
-    worst = 0.0
-    for layer in layers[1:]:
-        earlier, own = names[: 2 * layer], names[2 * layer : 2 * layer + 2]
-        hooks = [set_activation(name, corrupt[name]) for name in own]
-        _, seen = run_with_hooks(model, task.clean, hooks, earlier)
-        worst = max(worst, *(float((seen[n] - clean[n]).abs().max()) for n in earlier))
-    return worst
-
-
 def mlp_position_sweep(
     model: TransformerBridge,
     tokens: Int[Tensor, "one pos"],
@@ -246,16 +218,20 @@ def mlp_position_sweep(
     sources: Int[Tensor, "position"],
     scored: Int[Tensor, "entry"],
 ) -> Float[Tensor, "layer position entry"]:
-    """Change of log p (nats) when the MLP's output at one position becomes that at its source.
+    """Measure the change of log p (nats) when the MLP's output at one position becomes that at its
+    source.
 
     For every layer and each position alone, in one sequence. ``scored``: increasing prediction
     entries (entry i is about token i + 1). The seed note patches L .. 2L-1 from L before them.
     """
-    run = _one_sequence(model, tokens, scored)
-    places = torch.cat([positions, sources])
-    inside = bool(((places >= 0) & (places < tokens.shape[1])).all())
-    if len(positions) != len(sources) or not inside:
-        raise IclError("Need one source per position, and both inside the sequence.")
+    places = torch.cat([positions, sources, scored + 1])
+    inside = bool(((places >= 0) & (places < tokens.shape[1])).all()) and int(scored.min()) >= 0
+    if len(tokens) != 1 or len(positions) != len(sources) or not inside:
+        raise IclError(
+            "Need one sequence, one source per position, both inside it, and entries that predict "
+            "one of its tokens."
+        )
+    run = CleanRun(model, CleanCorrupt(tokens, tokens, scored[None], tokens[:, scored + 1]))
     names = [get_act_name("mlp_out", layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)  # a source may lie after the last scored entry
     out = run.by_entry[0].expand(len(names), len(positions), -1).clone()
@@ -276,22 +252,9 @@ def mlp_position_sweep(
             reached = run.task.at == positions[some, None]  # after the last layer, no other entry
             if layer < run.last:
                 reached = run.task.at >= positions[some, None]
-            resid = run.asked(layer, resid[:, None], first)
+            resid = run.at_scored(layer, resid[:, None], first)
             out[layer, some] = _resume(run, layer + 1, resid, first, reached[:, None])[:, 0]
     return out - run.by_entry[0]
-
-
-def head_ablation_sweep(
-    model: TransformerBridge, tokens: Int[Tensor, "one pos"], scored: Int[Tensor, "entry"]
-) -> Float[Tensor, "layer head entry"]:
-    """Change of log p (nats) when each head's ``z`` alone becomes zero.
-
-    One sequence; ``scored``: increasing prediction entries (entry i is about token i + 1).
-    """
-    run = _one_sequence(model, tokens, scored)
-    heads = [[node] for node in all_heads(model)]
-    changed = _without(model, run.task, heads, "zero", run)[:, 0] - run.by_entry[0]
-    return changed.unflatten(0, (-1, model.cfg.n_heads))
 
 
 class CleanRun:
@@ -319,11 +282,11 @@ class CleanRun:
         self.plain = self._is_plain(names)
 
     def clean(self, part: str, layer: int) -> Tensor:
-        """An activation of the clean run, (batch, pos, ...)."""
+        """Return an activation of the clean run, (batch, pos, ...)."""
         return self.cache[get_act_name(part, layer)]
 
     def batches(self, groups: Sequence[Patch], first: int = 0) -> Iterator[Sequence[Patch]]:
-        """As many patches at a time as ``ROWS`` allows, of positions from ``first`` on."""
+        """Yield as many patches at a time as ``ROWS`` allows, of positions from ``first`` on."""
         size = max(1, ROWS // self.task.clean[:, first:].numel())
         return (groups[start : start + size] for start in range(0, len(groups), size))
 
@@ -333,33 +296,33 @@ class CleanRun:
         return cached(self.model, self.task.corrupt, names)[1]
 
     def change(self, writer: Node) -> Float[Tensor, "batch pos d_model"]:
-        """What a writer writes on the corrupt sequences minus what it writes on the clean ones."""
+        """Return what a writer writes on the corrupt sequences minus that on the clean ones."""
         corrupt = component_output(self.model, self._corrupt, writer)
         return corrupt - component_output(self.model, self.cache, writer)
 
     def entries(self, first: int) -> Bool[Tensor, "entry"]:
-        """Which scored entries a change at position ``first`` or later can reach."""
+        """Tell which scored entries a change at position ``first`` or later can reach."""
         return (self.task.at >= first).any(0)
 
-    def asked(
+    def at_scored(
         self, layer: int, value: Float[Tensor, "*lead pos width"], first: int = 0
-    ) -> Float[Tensor, "*lead asked width"]:
-        """The positions, of those from ``first`` on, at which a layer's output is read: in the
-        last layer the scored ones."""
+    ) -> Float[Tensor, "*lead some_pos width"]:
+        """Pick the positions, of those from ``first`` on, at which a layer's output is read: in
+        the last layer the scored ones."""
         if layer < self.last:
             return value
         at = self.task.at[:, self.entries(first)] - first
         return value[..., self._rows, at.clamp(min=0), :]  # what a row has before is not read
 
     def _is_plain(self, names: Iterable[str]) -> bool:
-        """Whether each part, computed from its clean input, gives its clean output."""
+        """Tell whether each part, computed from its clean input, gives its clean output."""
         whole = all(getattr(block.mlp, "name", "mlp") for block in self.model.blocks)  # not OPT's
         if self.graph.parallel or not whole or any(n not in self.cache for n in names):
             return False
         for layer in range(self.graph.layers):
             start, middle, end = (self.clean(f"resid_{p}", layer) for p in ("pre", "mid", "post"))
-            middle, end = (self.asked(layer, value)[None] for value in (middle, end))
-            ours = self.asked(layer, start) + _attention(self, layer, start[None])
+            middle, end = (self.at_scored(layer, value)[None] for value in (middle, end))
+            ours = self.at_scored(layer, start) + _attention(self, layer, start[None])
             for one, other in ((ours, middle), (middle + _mlp(self, layer, middle), end)):
                 if not torch.allclose(one, other, CLOSE, CLOSE):
                     return False
@@ -369,7 +332,8 @@ class CleanRun:
 def _lost(
     run: CleanRun, readers: Sequence[Node], groups: Sequence[Sequence[Node]]
 ) -> Float[Tensor, "patch batch"]:
-    """Nats lost when all ``readers`` read each group of writers from the corrupt run."""
+    """Measure the nats lost when all ``readers`` read each group of writers from the corrupt
+    run."""
     scores = []
     with torch.no_grad():
         for part in run.batches(groups, run.first):
@@ -384,22 +348,22 @@ def _lost(
 
 
 def _by_hooks(run: CleanRun, hooks: Sequence[Sequence[Hook]]) -> Scores:
-    """Score of every entry under each list of hooks, one forward pass for each."""
+    """Score every entry under each list of hooks, one forward pass for each."""
     logits = (scored_logits(run.model, run.task, one) for one in hooks)
     return torch.stack([*map(run.task.by_entry, logits)])
 
 
 def _patched(run: CleanRun, readers: Sequence[Node], shift: Stream) -> Scores:
-    """What ``readers`` read is shifted: the logits, one head, one MLP or a whole block."""
+    """Shift what ``readers`` read: the logits, one head, one MLP or a whole block."""
     kinds, layer, first = {r.kind for r in readers}, readers[0].layer, run.first
     shift = shift[:, :, first:]
     if kinds == {"logits"}:
         end = run.clean("resid_post", run.last)[:, first:] + shift
-        return _readout(run, run.asked(run.last, end, first), first)
+        return _readout(run, run.at_scored(run.last, end, first), first)
     start, middle = (run.clean(f"resid_{part}", layer)[:, first:] for part in ("pre", "mid"))
-    passing, middle = (run.asked(layer, stream, first) for stream in (shift, middle))
+    passing, middle = (run.at_scored(layer, stream, first) for stream in (shift, middle))
     if kinds == {*CHANNELS, "mlp_in"}:
-        middle = run.asked(layer, start, first) + _attention(run, layer, start + shift, first)
+        middle = run.at_scored(layer, start, first) + _attention(run, layer, start + shift, first)
     elif kinds != {"mlp_in"}:
         middle = middle + _head_change(run, readers, shift)
         return _resume(run, layer + 1, middle + _mlp(run, layer, middle), first)
@@ -407,7 +371,8 @@ def _patched(run: CleanRun, readers: Sequence[Node], shift: Stream) -> Scores:
 
 
 def _head_change(run: CleanRun, readers: Sequence[Node], shift: Stream) -> Stream:
-    """What one head writes minus what it wrote, when some of its three inputs are shifted."""
+    """Return what one head writes minus what it wrote, when some of its three inputs are
+    shifted."""
     _, layer, head = readers[0]
     block, shifted, first = run.model.blocks[layer], {r.kind for r in readers}, run.first
     normal = _through(block.ln1, run.clean("resid_pre", layer)[:, first:] + shift)
@@ -420,9 +385,9 @@ def _head_change(run: CleanRun, readers: Sequence[Node], shift: Stream) -> Strea
             states = torch.cat([states[:, :, :first], new], 2)
         return states
 
-    q = run.asked(layer, read("q")[:, :, first:], first)
+    q = run.at_scored(layer, read("q")[:, :, first:], first)
     q, k, v = (states[..., None, :] for states in (q, read("k"), read("v")))
-    before = run.asked(layer, run.clean("z", layer)[:, first:, head], first)
+    before = run.at_scored(layer, run.clean("z", layer)[:, first:, head], first)
     return (_attended(run, layer, q, k, v, first)[..., 0, :] - before) @ block.attn.W_O[head]
 
 
@@ -431,40 +396,40 @@ def _resume(
 ) -> Scores:
     """Go on from the input of ``layer``, positions from ``first`` on, to the scores."""
     for block in range(layer, run.graph.layers):
-        middle = run.asked(block, resid, first) + _attention(run, block, resid, first)
+        middle = run.at_scored(block, resid, first) + _attention(run, block, resid, first)
         resid = middle + _mlp(run, block, middle)
     return _readout(run, resid, first, reached)
 
 
 def _attention(run: CleanRun, layer: int, resid: Stream, first: int = 0) -> Stream:
-    """What all heads of a layer write, biases included, where it is asked for."""
+    """Return what all heads of a layer write, biases included, where it is read."""
     attn, normal = run.model.blocks[layer].attn, _through(run.model.blocks[layer].ln1, resid)
 
     def project(name: str, value: Tensor) -> Tensor:
         return _through(getattr(attn, name), value).unflatten(-1, (run.graph.heads, -1))
 
     def everywhere(name: str) -> Tensor:
-        """Keys or values; positions before ``first`` lend those of the clean run."""
+        """Return keys or values; positions before ``first`` lend those of the clean run."""
         lent = run.clean(name, layer)[:, :first].expand(len(resid), -1, -1, -1, -1)
         return torch.cat([lent, project(name, normal)], 2)
 
-    q = project("q", run.asked(layer, normal, first))
+    q = project("q", run.at_scored(layer, normal, first))
     z = _attended(run, layer, q, everywhere("k"), everywhere("v"), first)
     return _through(attn.o, z.flatten(3))
 
 
 def _attended(
     run: CleanRun, layer: int, q: States, k: States, v: States, first: int
-) -> Float[Tensor, "patch batch asked head d_head"]:
-    """The z of heads, from queries that are asked for, from ``first`` on, and all keys and values,
-    before norm and rotation."""
+) -> Float[Tensor, "patch batch some_pos head d_head"]:
+    """Return the z of heads, from queries where they are read, from ``first`` on, and all keys and
+    values, before norm and rotation."""
     of_q = of_k = angles(run.cache, layer)
     if of_k is not None:
         cos, sin = (part.expand(len(run.task), -1, -1) for part in of_k)
         of_k = cos, sin
-        cos, sin = (run.asked(layer, part[:, first:], first) for part in of_k)
+        cos, sin = (run.at_scored(layer, part[:, first:], first) for part in of_k)
         of_q = cos, sin
-    q, k = placed(run.model, layer, "q", q, of_q), placed(run.model, layer, "k", k, of_k)
+    q, k = rotate(run.model, layer, "q", q, of_q), rotate(run.model, layer, "k", k, of_k)
     whole = layer < run.last and not first
     mask = None if whole else run.causal[first:]
     if layer == run.last:
@@ -475,26 +440,26 @@ def _attended(
 
 
 def _mlp(run: CleanRun, layer: int, middle: Stream) -> Stream:
-    """What the MLP of a layer writes."""
+    """Return what the MLP of a layer writes."""
     block = run.model.blocks[layer]
     return _through(block.mlp, _through(block.ln2, middle))
 
 
 def _readout(run: CleanRun, resid: Stream, first: int = 0, reached: Reached = None) -> Scores:
-    """Score of every entry, from the last residual stream at scored positions."""
-    task, model, kept = run.task, run.model, run.entries(first)
-    normal, answer = _through(model.ln_final, resid), task.answer[:, kept]
+    """Score every entry, from the last residual stream at scored positions."""
+    task, model, entries = run.task, run.model, run.entries(first)
+    normal, answer = _through(model.ln_final, resid), task.answer[:, entries]
     out = run.by_entry.repeat(len(resid), 1, 1)
     changed = (task.at >= first).expand_as(out) if reached is None else reached
-    pick = changed[..., kept]
+    pick = changed[..., entries]
     if task.choices is not None:
         columns, bias = model.W_U.T, model.b_U
         right = (normal * columns[answer]).sum(-1) + bias[answer]
         rest = normal @ columns[task.choices].mT + bias[task.choices][:, None]
         out[changed] = task.compare(right, rest)[pick]
         return out
-    scores, held = [], max(1, LOGITS // model.cfg.d_vocab)
-    parts = normal[pick].split(held), answer.expand(pick.shape)[pick].split(held)
+    scores, size = [], max(1, LOGITS // model.cfg.d_vocab)
+    parts = normal[pick].split(size), answer.expand(pick.shape)[pick].split(size)
     for rows, target in zip(*parts, strict=True):
         logits = model.unembed(rows[None])[0]
         scores.append(task.compare(logits.gather(-1, target[:, None])[:, 0], logits))
@@ -503,12 +468,5 @@ def _readout(run: CleanRun, resid: Stream, first: int = 0, reached: Reached = No
 
 
 def _through(module: nn.Module, value: Float[Tensor, "patch batch any width"]) -> Tensor:
-    """A module of the model, which takes one batch axis, on two."""
+    """Run a module of the model, which takes one batch axis, on two."""
     return module(value.flatten(0, 1)).unflatten(0, value.shape[:2])
-
-
-def _one_sequence(model: TransformerBridge, tokens: Tensor, scored: Tensor) -> CleanRun:
-    inside = bool(((scored >= 0) & (scored + 1 < tokens.shape[1])).all())
-    if len(tokens) != 1 or not inside:
-        raise IclError("Need one sequence, and entries that predict one of its tokens.")
-    return CleanRun(model, CleanCorrupt(tokens, tokens, scored[None], tokens[:, scored + 1]))

@@ -39,8 +39,9 @@ def in_batches(
     what: str,
     measure: Callable[[Prompts, Int[Tensor, "rows"]], Iterable[Tensor]],
 ) -> list[Tensor]:
-    """Tensors (batch, ...) that ``measure`` gives of some prompts and their rows, for all prompts
-    in their order: ``batch_size`` of like length in a pass, or all; ``what`` names the bar."""
+    """Return the tensors (batch, ...) that ``measure`` gives of some prompts and their rows, for
+    all prompts in their order: ``batch_size`` of like length in a pass, or all; ``what`` names the
+    bar."""
     size = batch_size or len(prompts)
     if size < len(prompts):
         order = prompts.target.argsort(stable=True)  # the shortest first, so that little is padded
@@ -51,7 +52,8 @@ def in_batches(
 
 
 def at_target(prompts: Prompts) -> Hook:
-    """Hook that hands the unembedding the target's row of every prompt: (batch, 1, d_model)."""
+    """Make the hook that hands the unembedding the target's row of every prompt: (batch, 1,
+    d_model)."""
     return at_positions(prompts.target[:, None])
 
 
@@ -61,7 +63,7 @@ def target_logits(
     hooks: Sequence[Hook] = (),
     batch_size: int | None = None,
 ) -> Float[Tensor, "batch vocab"]:
-    """Next-token logits at the target, under ``hooks``, without gradients.
+    """Return next-token logits at the target, under ``hooks``, without gradients.
 
     ``hooks`` are of the whole batch; ``batch_size``, only without hooks: prompts per pass.
 
@@ -87,8 +89,7 @@ def target_logits(
 def with_answers(
     prompts: Prompts, whole: Int[Tensor, "batch longest"]
 ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch longest"]]:
-    """Prompts with their whole answers written after them, and where each token of these is
-    predicted."""
+    """Write whole answers after their prompts, and tell where each token of these is predicted."""
     answer = whole.to(prompts.tokens.device)
     at = prompts.target[:, None] + torch.arange(answer.shape[1], device=answer.device)
     tokens = pad(prompts.tokens, (0, answer.shape[1])).scatter(1, at + 1, answer.clamp(min=0))
@@ -98,7 +99,7 @@ def with_answers(
 def writes(
     scores: Float[Tensor, "batch longest vocab"], whole: Int[Tensor, "batch longest"]
 ) -> Bool[Tensor, "batch"]:
-    """Whether every token of the whole answers is the likeliest; see ``with_answers``."""
+    """Tell whether every token of the whole answers is the likeliest; see ``with_answers``."""
     answer = whole.to(scores.device)
     return ((scores.argmax(-1) == answer) | (answer < 0)).all(1)
 
@@ -106,7 +107,8 @@ def writes(
 def log_prob(
     scores: Float[Tensor, "batch pos vocab"], tokens: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "batch entry"]:
-    """log p of each next token, in nats; entry i is about token i + 1, so there are pos - 1."""
+    """Return log p of each next token, in nats; entry i is about token i + 1, so there are pos -
+    1."""
     chosen = tokens[:, 1:, None]
     return scores[:, :-1].gather(-1, chosen)[..., 0] - scores[:, :-1].logsumexp(-1)
 
@@ -114,7 +116,7 @@ def log_prob(
 def predictions(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
 ) -> tuple[Float[Tensor, "batch entry"], Bool[Tensor, "batch entry"]]:
-    """log p (nats) of every next token, and whether it is the most probable one."""
+    """Return log p (nats) of every next token, and whether it is the most probable one."""
     scores = logits(model, tokens)
     return log_prob(scores, tokens), scores[:, :-1].argmax(-1) == tokens[:, 1:]
 
@@ -122,7 +124,8 @@ def predictions(
 def icl_score(
     log_probs: Float[Tensor, "batch entry"], early: int, late: int
 ) -> Float[Tensor, "batch"]:
-    """In-context-learning score: loss at entry ``late`` minus loss at entry ``early``, in nats.
+    """Return the in-context-learning score: loss at entry ``late`` minus loss at entry ``early``,
+    in nats.
 
     Negative when context helps. Olsson et al. 2022 take the 50th and 500th token of texts.
     """

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence, Sized
-from statistics import fmean, median
 from typing import SupportsFloat
 
 import torch
 from jaxtyping import Bool, Float, Int
-from scipy.stats import false_discovery_control, quantile_test
-from scipy.stats import t as student
+from scipy.stats import false_discovery_control
 from torch import Generator, Tensor
 
 from ..errors import IclError
@@ -22,24 +20,16 @@ MAD = 1.4826  # of a normal distribution: its standard deviation over its median
 
 
 def mean_se(values: Float[Tensor, "sample"]) -> tuple[float, float]:
-    """Mean and standard error over independent samples (0 of a single one)."""
+    """Return mean and standard error over independent samples (0 of a single one)."""
     error = (values.std() / len(values) ** 0.5).item() if len(values) > 1 else 0.0
     return values.mean().item(), error
-
-
-def median_se(values: Sequence[float] | Sequence[int]) -> tuple[float, float]:
-    """Median of at least six, and the error for which Student's 95 % interval reaches as far as
-    that of the order statistics; for values of which some are only known to be larger."""
-    low, high = quantile_test(values, p=0.5).confidence_interval(0.95)
-    middle = median(values)
-    reach = max(high - middle, middle - low)
-    return middle, float(reach / student.ppf(0.975, len(values) - 1))
 
 
 def repetitions(
     cases: Mapping[Hashable, Float[Tensor, "*sample"] | Sequence[SupportsFloat] | SupportsFloat],
 ) -> Float[Tensor, "_"] | float:
-    """Repetitions behind a claim: one mean for each case, or of a single case its samples."""
+    """Return the repetitions behind a claim: one mean for each case, or of a single case its
+    samples."""
     samples = [torch.as_tensor(values).double().cpu().flatten() for values in cases.values()]
     if len(samples) > 1:
         return torch.stack([values.mean() for values in samples])
@@ -50,30 +40,18 @@ def by_model(
     of: Callable[[tuple[str, str], Int[Tensor, "rows"]], SupportsFloat],
     among: Mapping[tuple[str, str], Sized],
 ) -> Float[Tensor, "_"]:
-    """``of(case, rows)`` for every model, or for each fifth of the rows of a single one: the mean
-    over its tasks. A case is a model and a task."""
-    found = defaultdict[str, list[Tensor]](list)
+    """Measure ``of(case, rows)`` for every model, or for each fifth of the rows of a single one:
+    the mean over its tasks. A case is a model and a task."""
+    by_name = defaultdict[str, list[Tensor]](list)
     parts = 1 if len({model for model, _ in among}) > 1 else 5
     for case, prompts in among.items():
         rows = torch.arange(len(prompts)).tensor_split(min(parts, len(prompts)))
-        found[case[0]].append(torch.tensor([float(of(case, some)) for some in rows]))
-    return torch.cat([torch.stack(tasks).nanmean(0) for tasks in found.values()])
-
-
-def jackknife(pairs: Mapping[tuple[Hashable, Hashable], float]) -> list[float]:
-    """A pseudo-value for each item from a number for every pair of at least three: their mean is
-    that of the pairs, their standard error counts items, not pairs (Arvesen 1969)."""
-    items = sorted({str(item) for pair in pairs for item in pair})
-
-    def mean(left_out: str = "") -> float:
-        return fmean(v for pair, v in pairs.items() if left_out not in map(str, pair))
-
-    count = len(items)
-    return [count * mean() - (count - 1) * mean(item) for item in items]
+        by_name[case[0]].append(torch.tensor([float(of(case, some)) for some in rows]))
+    return torch.cat([torch.stack(tasks).nanmean(0) for tasks in by_name.values()])
 
 
 def pseudo_values(statistic: Callable[..., float], *columns: Sequence[float]) -> list[float]:
-    """Jackknife pseudo-values of a statistic of several columns, a row left out at a time: their
+    """Return jackknife pseudo-values of a statistic of columns, a row left out at a time: their
     mean is the statistic less its bias, their standard error that of the statistic (Efron 1982)."""
     rows = list(zip(*columns, strict=True))
     whole = statistic(*columns)
@@ -82,7 +60,7 @@ def pseudo_values(statistic: Callable[..., float], *columns: Sequence[float]) ->
 
 
 def benjamini_hochberg(p: Float[Tensor, "*item"], rate: float = 0.05) -> Bool[Tensor, "*item"]:
-    """Which p-values are findings at this false-discovery rate."""
+    """Tell which p-values are findings at this false-discovery rate."""
     adjusted = false_discovery_control(p.double().cpu().numpy(), axis=None)
     return torch.as_tensor(adjusted, device=p.device).reshape(p.shape) <= rate
 
@@ -90,7 +68,8 @@ def benjamini_hochberg(p: Float[Tensor, "*item"], rate: float = 0.05) -> Bool[Te
 def sign_flip_p(
     effects: Float[Tensor, "*item sample"], generator: Generator, draws: int = 2000
 ) -> Float[Tensor, "*item"]:
-    """Two-sided p-value that a mean over samples is zero: the signs of samples are exchangeable.
+    """Return the two-sided p-value that a mean over samples is zero: the signs of samples are
+    exchangeable.
 
     The observation counts among the draws, so that no value is 0.
     """
@@ -101,7 +80,7 @@ def sign_flip_p(
 def step_down_threshold(
     effects: Float[Tensor, "item sample"], generator: Generator, draws: int = 2000
 ) -> float:
-    """The |mean| that only five per cent of sign flips of chance items exceed anywhere.
+    """Return the |mean| that only five per cent of sign flips of chance items exceed anywhere.
 
     The signs of a draw are shared by all items, so that their dependence is kept. One strong item,
     flipped, would hide all others: items above the threshold are set aside and the rest is asked
@@ -116,7 +95,7 @@ def step_down_threshold(
 
 
 def _flipped(effects: Tensor, generator: Generator, draws: int) -> Float[Tensor, "draw *item"]:
-    """Means over samples under random signs, one for each sample and draw."""
+    """Return means over samples under random signs, one for each sample and draw."""
     count = effects.shape[-1]
     if count < 6:
         raise IclError(f"Sign flips need at least six samples; got {count}.")

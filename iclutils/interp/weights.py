@@ -14,15 +14,14 @@ from torch import Generator, Tensor
 
 from ..errors import IclError
 from ..models import TransformerBridge
+from .at_query import rotate_apart
 from .hooks import Head
-from .rotary import placed_apart
 
-Embedding = Literal["tokens", "effective"]
 CHUNK = 512  # queries compared with all keys at once: 512 x 50,257 floats are 100 MB
 
 
 def copying_scores(model: TransformerBridge) -> Float[Tensor, "layer head"]:
-    """OV copying score, sum(eigenvalues) / sum(|eigenvalues|) of ``W_E W_V W_O W_U``.
+    """Return the OV copying score, sum(eigenvalues) / sum(|eigenvalues|) of ``W_E W_V W_O W_U``.
 
     +1: attending to a token raises its own logit, for every direction; 0: as often as not. AB and
     BA share their non-zero eigenvalues: the d_head x d_head matrix ``W_O (W_U W_E) W_V`` is enough.
@@ -35,7 +34,7 @@ def copying_scores(model: TransformerBridge) -> Float[Tensor, "layer head"]:
 def composition_scores(
     model: TransformerBridge, kind: Literal["Q", "K", "V"], distance: int | None = None
 ) -> Float[Tensor, "layer head layer head"]:
-    """Elhage's composition of an earlier head with a later one, ``|W_OV W| / (|W_OV| |W|)``.
+    """Measure Elhage's composition of an earlier head with a later one: |W_OV W| / (|W_OV| |W|).
 
     Frobenius norms; 0 unless the second head is in a later layer. Rotary positions, between W_Q and
     W_K, are those of a key ``distance`` tokens before the query, or left out. Subtract
@@ -49,7 +48,7 @@ def composition_scores(
     values, out, queries, keys = model.W_V, model.W_O, model.W_Q, model.W_K
     if distance is not None:
         layers = enumerate(zip(queries, keys, strict=True))
-        turned = [placed_apart(model, layer, distance, *heads) for layer, heads in layers]
+        turned = [rotate_apart(model, layer, distance, *heads) for layer, heads in layers]
         queries, keys = map(torch.stack, zip(*turned, strict=True))
     reads = {"Q": (queries, keys.mT), "K": (keys, queries.mT), "V": (values, out)}
     left, right = reads[kind]
@@ -68,7 +67,7 @@ def composition_scores(
 def composition_baseline(
     d_model: int, d_head: int, generator: Generator, draws: int = 300
 ) -> tuple[float, float]:
-    """Mean and standard deviation of the composition score of random heads of the same shape.
+    """Return mean and standard deviation of the composition score of random heads of this shape.
 
     Factors have uniform entries, as Kaiming initialisation gives; the score ignores their scale.
     """
@@ -90,48 +89,35 @@ def qk_matching(
     model: TransformerBridge,
     previous: Head,
     induction: Head,
-    embedding: Embedding = "tokens",
     distance: int = 0,
     among: Int[Tensor, "token"] | None = None,
 ) -> tuple[float, float]:
-    """Fractions of tokens whose best key, and whose best query, is their own (seed note 003).
+    """Return fractions of tokens whose best key, and best query, is their own (seed note 003).
 
-    In the K-composition circuit token i asks ``E W_Q``, and the token after an i answers
-    ``E W_V W_O W_K``: QK matching alone, without context. ``"tokens"``: E = W_E; ``"effective"``:
-    above layer 0, E has the first MLP's output as well. Rotary positions are those of a key
+    In the K-composition circuit token i asks ``W_E W_Q``, and the token after an i answers
+    ``W_E W_V W_O W_K``: QK matching alone, without context. Rotary positions are those of a key
     ``distance`` tokens before the query (an induction head's is L-1). ``among``: the tokens that
     are compared, the vocabulary if None; chance is one over their number.
     """
     (l1, h1), (l2, h2) = previous, induction
     if l2 <= l1:
         raise IclError(f"{l2}.{h2} cannot read {l1}.{h1}: it must be in a later layer.")
-    queries = _embedding(model, l2, embedding, among) @ model.W_Q[l2, h2]
-    values = _embedding(model, l1, embedding, among) @ model.W_V[l1, h1]
-    keys = values @ model.W_O[l1, h1] @ model.W_K[l2, h2]
-    queries, keys = placed_apart(model, l2, distance, queries, keys)
+    tokens = model.W_E if among is None else model.W_E[among]  # (token, d_model)
+    queries = tokens @ model.W_Q[l2, h2]
+    keys = tokens @ model.W_V[l1, h1] @ model.W_O[l1, h1] @ model.W_K[l2, h2]
+    queries, keys = rotate_apart(model, l2, distance, queries, keys)
     return top1(queries, keys), top1(keys, queries)
 
 
 def top1(rows: Float[Tensor, "vocab d_head"], columns: Float[Tensor, "vocab d_head"]) -> float:
-    """Fraction of i with ``argmax_j rows_i . columns_j == i``, never forming all products."""
+    """Return the fraction of i with ``argmax_j rows_i . columns_j == i``, never forming all
+    products."""
     own = torch.arange(len(rows), device=rows.device)
     best = [(part @ columns.T).argmax(-1) for part in rows.split(CHUNK)]
     return (torch.cat(best) == own).float().mean().item()
 
 
 def head_pairs(model: TransformerBridge) -> list[tuple[Head, Head]]:
-    """All pairs of heads of which the second is in a later layer."""
+    """List all pairs of heads of which the second is in a later layer."""
     heads = [(la, h) for la in range(model.cfg.n_layers) for h in range(model.cfg.n_heads)]
     return [(a, b) for a in heads for b in heads if a[0] < b[0]]
-
-
-def _embedding(
-    model: TransformerBridge, layer: int, kind: Embedding, among: Tensor | None = None
-) -> Float[Tensor, "vocab d_model"]:
-    """Input of a layer for each token, without context or position."""
-    tokens, block = model.W_E if among is None else model.W_E[among], model.blocks[0]
-    if kind == "tokens" or layer == 0:
-        return tokens
-    with torch.no_grad():
-        parts = [block.mlp(block.ln2(part[None]))[0] for part in tokens.split(CHUNK)]
-    return tokens + torch.cat(parts)

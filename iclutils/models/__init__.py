@@ -18,7 +18,6 @@ from .language import (
     load,
     logits,
     random_init,
-    size,
     tokenizer,
     word_tokenizer,
     words,

@@ -2,21 +2,20 @@
 
 ``load`` gives a TransformerLens ``TransformerBridge`` in float32, eager attention, frozen, whose
 activations can be read and, where ``editable`` says so, edited, under TransformerLens' hook names.
-Every head has a query, key and value of its own: grouped ones are written out (``grouped``).
+Every head has a query, key and value of its own (``checkpoint.write_out``).
 """
 
 from __future__ import annotations
 
-import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
+import psutil
 import torch
 from huggingface_hub import snapshot_download
 from jaxtyping import Float, Int
@@ -34,16 +33,14 @@ from transformers import (
     logging,
 )
 
-from .. import room, zoo
+from .. import zoo
 from ..errors import IclError, unknown
 from ..files import check_sums, read_json, sha256
 from ..zoo import smollm2
 from . import checkpoint
-from .grouped import write_out
 
 logging.disable_progress_bar()
 
-LOADING = 2  # as much memory as the weights, while they are read and written out
 Tokens = PreTrainedTokenizerBase | Literal["numbers"] | None
 _EDITABLE: WeakKeyDictionary[TransformerBridge, bool] = WeakKeyDictionary()
 
@@ -58,8 +55,7 @@ class HubModel:
 
 
 PINNED = read_json(Path(__file__).with_name("hub.json"))
-HUB = {name: HubModel(**known) for name, known in PINNED.items()}
-CACHE_ROUNDING = 1e-2  # of the largest logit: float32 gives 1e-6 to 1e-4, an empty cache .1 to 1
+HUB = {name: HubModel(**pins) for name, pins in PINNED.items()}
 
 # GPT-J is no entry, because the SHA-256 of its safetensors weights could not be confirmed; they
 # are at load("EleutherAI/gpt-j-6b@f3f428825b6fc4c087af475ea729ac652edeee33").
@@ -69,7 +65,6 @@ def load(
     name_or_path: str | Path,
     *,
     step: int | None = None,
-    revision: str | None = None,
     device: str | torch.device = "cpu",
     tokenizer: Tokens = None,
     fold: bool = False,
@@ -80,9 +75,8 @@ def load(
     Args:
         name_or_path: a zoo name (``"induction-0"``), ``"smollm2"`` (see ``zoo.smollm2``), a
             Hugging Face folder on disk, a name in ``HUB`` (``"gpt2"``), or any ``owner/name`` of
-            the hub with ``revision``, also written ``owner/name@revision``.
+            the hub with its full 40-hex commit, ``owner/name@commit``.
         step: for a zoo model, one of its training checkpoints; the final one if omitted.
-        revision: full 40-hex commit of a hub repository; only for models not in ``HUB``.
         device: where to put it.
         tokenizer: in place of the one beside the weights; ``"numbers"`` writes token 7 as
             ``"7"``, as zoo models do. A folder without a tokenizer gives a model without one.
@@ -96,11 +90,16 @@ def load(
         >>> net.cfg.n_layers, net.cfg.n_heads
         (2, 4)
     """
-    folder, name = _found(name_or_path, step, revision)
+    name = str(name_or_path)
+    folder = _folder(name, step)
     checkpoint.refuse(folder, name)
-    needed = LOADING * checkpoint.size(folder, name) / room.GIB
-    room.refuse_without(needed, room.memory(), f"Memory for {name!r}", room.MEMORY)
-    network = write_out(change(checkpoint.read(folder, name)))
+    stored = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 2**30
+    if stored > (free := psutil.virtual_memory().available / 2**30):
+        raise IclError(
+            f"The weights of {name!r} take {stored:.1f} GiB of memory, and {free:.1f} are free. "
+            "Close other programs, or take a machine with more memory."
+        )
+    network = checkpoint.write_out(change(checkpoint.read(folder, name)))
     if tokenizer is None:
         tokenizer = checkpoint.tokenizer(folder, name)
     numbers = _numbers(network.config.vocab_size, network.config.bos_token_id)
@@ -112,10 +111,9 @@ def load(
             device=device,
         )
     except Exception as error:  # it raises many types
-        first = str(error).strip().split("\n")[0].rstrip(".")
         raise IclError(
             f"{name!r} could not be loaded: its architecture is one that TransformerLens does not "
-            f"support ({first})."
+            f"support ({checkpoint.first_line(error)})."
         ) from error
     if tokenizer is None and not zoo.has(name):
         bridge.tokenizer = None
@@ -140,7 +138,6 @@ def load(
             "way that this package cannot write out for each head. Use a model with separate "
             "projections, such as Llama, Mistral or Qwen, or one without grouped heads."
         )
-    _check_cache(bridge, name)
     if fold:
         bridge.enable_compatibility_mode(disable_warnings=True)
         bridge.requires_grad_(False)
@@ -174,9 +171,9 @@ def _check_cache(bridge: TransformerBridge, name: str) -> None:
 def edit_weights(
     name_or_path: str | Path, edit: Callable[[PreTrainedModel], None], **options: Any
 ) -> TransformerBridge:
-    """A copy of the model with other weights: ``edit`` changes its Hugging Face network in place.
+    """Load a model with other weights: ``edit`` changes its Hugging Face network in place.
 
-    ``options`` are those of ``load``.
+    ``options`` are those of ``load``. For weights drawn anew, see ``random_init``.
     """
 
     def change(network: PreTrainedModel) -> PreTrainedModel:
@@ -193,29 +190,26 @@ def random_init(
     edit: Callable[[PreTrainedModel], None] = lambda network: None,
     **options: Any,
 ) -> TransformerBridge:
-    """A model of the same architecture with random weights, the baseline without training.
+    """Load a model of the same architecture with random weights, the baseline without training.
 
-    As TransformerLens' ``random_init_bridge``, with the ``options`` of ``load``; ``edit`` changes
+    Like TransformerLens' ``random_init_bridge``, with the ``options`` of ``load``; ``edit`` changes
     its network in place.
     """
 
     def change(network: PreTrainedModel) -> PreTrainedModel:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
-            made = AutoModelForCausalLM.from_config(
+            untrained = AutoModelForCausalLM.from_config(
                 network.config, dtype=torch.float32, attn_implementation="eager"
             )
-            edit(made)
-            return made
+            edit(untrained)
+            return untrained
 
     return load(name_or_path, change=change, **options)
 
 
-def _found(
-    name_or_path: str | Path, step: int | None = None, revision: str | None = None
-) -> tuple[Path, str]:
-    """The folder that holds a model, and the name it was asked for by."""
-    name = str(name_or_path)
+def _folder(name: str, step: int | None) -> Path:
+    """Return the folder that holds a model; a published one is fetched."""
     if zoo.has(name):
         folder = zoo.folder(name, step)
         if read_json(folder / "config.json").get("model_type") != "gpt2":
@@ -223,28 +217,21 @@ def _found(
                 f"{name!r} reads no tokens: load it with iclutils.models.regressors.load or "
                 "iclutils.models.lsa.load."
             )
-    elif step is not None:
+        return folder
+    if step is not None:
         raise IclError(f"Only zoo models have training steps, and {name!r} is not one of them.")
-    elif Path(name).is_dir():
-        folder = Path(name)
+    if (folder := Path(name)).is_dir():
         if (folder / "SHA256SUMS").is_file():
             listed = [p.name for p in folder.glob("*.safetensors")] + ["config.json"]
             check_sums(folder, listed, "Copy the folder again.")
-    elif name == smollm2.NAME:
-        folder = smollm2.folder()
-    else:
-        repo, _, pinned = name.partition("@")
-        folder = _fetch(repo, pinned or revision)
-    return folder, name
-
-
-def size(name_or_path: str | Path) -> int:
-    """Bytes of a model's weights in memory, in single precision; only their headers are read."""
-    return checkpoint.size(*_found(name_or_path))
+        return folder
+    if name == smollm2.NAME:
+        return smollm2.folder()
+    return _fetch(name)
 
 
 def bos(model: TransformerBridge) -> int:
-    """Id of the beginning-of-sequence token."""
+    """Return the id of the beginning-of-sequence token; refuse a model that names none."""
     token = getattr(model.cfg, "bos_token_id", None)
     if token is None:
         raise IclError("This model names no BOS token in its config.json; add bos_token_id.")
@@ -252,9 +239,9 @@ def bos(model: TransformerBridge) -> int:
 
 
 def tokenizer(model: TransformerBridge) -> PreTrainedTokenizerBase:
-    """The model's Hugging Face tokenizer, which TransformerLens sets to begin texts with BOS.
+    """Return the model's Hugging Face tokenizer, which TransformerLens sets to begin with BOS.
 
-    Call it with ``add_special_tokens=False`` where no BOS is wanted.
+    For text alone, see ``words``. Call it with ``add_special_tokens=False`` where no BOS is wanted.
     """
     if model.tokenizer is None:
         raise IclError(
@@ -265,7 +252,7 @@ def tokenizer(model: TransformerBridge) -> PreTrainedTokenizerBase:
 
 
 def words(model: TransformerBridge) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model that reads text."""
+    """Return the tokenizer of a model that reads text; refuse one whose tokens are numbers."""
     reader = tokenizer(model)
     if all(word == str(token) for word, token in reader.get_vocab().items()):
         raise IclError("This model reads no text: its tokens are numbers. Choose one with words.")
@@ -273,19 +260,19 @@ def words(model: TransformerBridge) -> PreTrainedTokenizerBase:
 
 
 def editable(model: TransformerBridge) -> bool:
-    """Whether an edit of attention patterns, or of the scores before them, changes the output.
+    """Tell whether an edit of attention patterns, or of the scores before them, changes the output.
 
     Some architectures (GPT-J, GPT-Neo, OPT) compute attention on their own, and TransformerLens
     shows it afterwards. Measured once for each model, at layer 0: NaN put in must come out.
     """
     if model not in _EDITABLE:
-        shown: list[Tensor] = []
+        patterns: list[Tensor] = []
 
         def spoil(value: Tensor, hook: object) -> Tensor:
             return torch.full_like(value, torch.nan)
 
         def keep(value: Tensor, hook: object) -> Tensor:
-            shown.append(value)
+            patterns.append(value)
             return value
 
         tokens = torch.zeros(1, 2, dtype=torch.long, device=model.cfg.device)
@@ -294,7 +281,7 @@ def editable(model: TransformerBridge) -> bool:
             warnings.simplefilter("ignore")  # of the edits that are lost
             model.run_with_hooks(tokens, fwd_hooks=[(scores, spoil), (pattern, keep)])
             out = model.run_with_hooks(tokens, fwd_hooks=[(pattern, spoil)])
-        no_rows = not bool(shown[0].sum() > 0)  # NaN or, after folding, 0
+        no_rows = not bool(patterns[0].sum() > 0)  # NaN or, after folding, 0
         _EDITABLE[model] = no_rows and bool(out.isnan().any())
     return _EDITABLE[model]
 
@@ -317,7 +304,7 @@ def check_tokens(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> 
 def logits(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "batch pos vocab"]:
-    """Next-token logits, without gradients."""
+    """Return next-token logits, without gradients."""
     check_tokens(model, tokens)
     with torch.no_grad():
         return model(tokens)
@@ -328,7 +315,10 @@ def cached(
     tokens: Int[Tensor, "batch pos"],
     names: Callable[[str], bool] | Iterable[str],
 ) -> tuple[Float[Tensor, "batch pos vocab"], ActivationCache]:
-    """Logits and the named activations of one forward pass, without gradients."""
+    """Return logits and the named activations of one forward pass, without gradients.
+
+    With hooks, or up to a layer alone, see ``interp.hooks.run_with_hooks``.
+    """
     check_tokens(model, tokens)
     wanted = names if callable(names) else set(names).__contains__
     with torch.no_grad():
@@ -340,12 +330,12 @@ def check_name(name: str) -> None:
     if Path(name).is_dir():
         checkpoint.refuse(Path(name), name)
     elif not zoo.has(name) and name != smollm2.NAME:
-        repo, _, pinned = name.partition("@")
-        _pinned(repo, pinned or None)
+        _pinned(name)
 
 
-def _pinned(name: str, revision: str | None) -> HubModel:
-    """What is known of a hub repository; a name that is neither known nor pinned is refused."""
+def _pinned(name: str) -> HubModel:
+    """Return the pins of a hub repository; refuse a name that is neither known nor pinned."""
+    name, _, revision = name.partition("@")
     known = HUB.get(name)
     if known is None and "/" not in name:
         raise unknown(
@@ -353,20 +343,20 @@ def _pinned(name: str, revision: str | None) -> HubModel:
         )
     if name.startswith((".", "/", "~")):
         raise IclError(f"There is no folder {name!r}.")
-    if known is None and not re.fullmatch(r"[0-9a-f]{40}", revision or ""):
+    if known is None and not re.fullmatch(r"[0-9a-f]{40}", revision):
         raise IclError(
             f"{name!r} is no folder on disk, and a hub model must be pinned: write "
             f"{name}@COMMIT with the full 40-hex commit, which its page shows under 'Files and "
             f"versions'; got {revision!r}."
         )
-    if known is not None and revision not in (None, known.revision):
-        raise IclError(f"{name!r} is pinned to revision {known.revision}; leave revision out.")
-    return known or HubModel(name, str(revision), {})
+    if known is not None and revision not in ("", known.revision):
+        raise IclError(f"{name!r} is pinned to revision {known.revision}; leave yours out.")
+    return known or HubModel(name, revision, {})
 
 
-def _fetch(name: str, revision: str | None) -> Path:
+def _fetch(name: str) -> Path:
     """Download (or find in the cache) one pinned hub repository and verify it."""
-    spec = _pinned(name, revision)
+    spec = _pinned(name)
     patterns = list(spec.sha256) or ["*.json", "*.safetensors", "*.txt", "*.model"]
     try:
         folder = Path(snapshot_download(spec.repo, revision=spec.revision, allow_patterns=patterns))
@@ -387,7 +377,7 @@ def _fetch(name: str, revision: str | None) -> Path:
 
 
 def _numbers(size: int, bos: int | None) -> PreTrainedTokenizerFast:
-    """The tokenizer of a model without words: token i is written ``"i"``."""
+    """Make the tokenizer of a model without words: token i is written ``"i"``."""
     words = Tokenizer(WordLevel({str(i): i for i in range(size)}, unk_token=str(bos or 0)))
     words.pre_tokenizer = Whitespace()
     # TransformerLens takes BOS from EOS; a BOS given here it would look for on disk.
@@ -395,8 +385,8 @@ def _numbers(size: int, bos: int | None) -> PreTrainedTokenizerFast:
 
 
 def word_tokenizer(name: str, texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer that gives words to a zoo model, which reads numbers: each word of the texts,
-    with the space before it, is one of them, and any other word is BOS."""
+    """Make a tokenizer that gives words to a zoo model, which reads numbers: each word of the
+    texts, with the space before it, is one of them, and any other word is BOS."""
     config = read_json(zoo.folder(name) / "config.json")
     split = Split(Regex(r"\n| ?\w+| ?[^\w\s]+"), "isolated")
     met = dict.fromkeys(word for text in texts for word, _ in split.pre_tokenize_str(text))

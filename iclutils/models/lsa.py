@@ -65,22 +65,22 @@ class Shape:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kind of attention of every layer."""
+        """Return the kind of attention of every layer."""
         return self.attention * (self.layers // len(self.attention))
 
     @property
     def own(self) -> int:
-        """Layers that have weights of their own."""
+        """Count the layers that have weights of their own."""
         return 1 if self.shared else self.layers
 
     @property
     def read(self) -> int:
-        """Channels of a token as it is read."""
+        """Count the channels of a token as it is read."""
         return self.dim + 1 + (POSITIONS if self.separate else 0)
 
     @property
     def channels(self) -> int:
-        """Channels of a token inside."""
+        """Count the channels of a token inside."""
         return self.width or self.read
 
 
@@ -100,7 +100,8 @@ def attend(
     kind: Kind = "linear",
     change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> Float[Tensor, "*ensemble batch pos channel"]:
-    """Update of every token by a layer: Σ_heads P Σ_i V e_i a(K e_i, Q e_j) over the first keys.
+    """Return what a layer adds to every token: Σ_heads P Σ_i V e_i a(K e_i, Q e_j) over the first
+    keys.
 
     ``linear``: a is the inner product, neither scaled nor normalised. ``softmax``: the usual one,
     scaled by the square root of the inner width. ``change`` is applied to keys and values.
@@ -153,8 +154,8 @@ class LinearSelfAttention(Ensemble):
 
     @classmethod
     def from_layers(cls, shape: Shape, layers: Sequence[Layer]) -> LinearSelfAttention:
-        """Networks with given weights, frozen, of each layer that has its own. Layers without an
-        ensemble axis make one network; a LayerNorm has gain 1 and shift 0."""
+        """Make networks of these weights, frozen, one ``Layer`` for each that has its own. Layers
+        without an ensemble axis make one network; a LayerNorm has gain 1 and shift 0."""
         parts = [torch.stack(part, -4) for part in zip(*layers, strict=True)]
         of_all = Layer(*(part if part.ndim == 5 else part[None] for part in parts))
         gain = torch.ones_like(of_all.key[:, :, 0, :, 0])
@@ -163,45 +164,39 @@ class LinearSelfAttention(Ensemble):
         return cls.from_weights(shape, weights | norm)
 
     def forward(self, xs: Inputs, ys: Labels) -> Float[Tensor, "networks batch"]:
-        """The predicted y of the last x; the last y is not read.
+        """Predict the y of the last x; the last y is not read.
 
         Without an ensemble axis, or with one of length 1, every network gets the same contexts.
         """
-        return self._answer(self.resid(xs, ys)[-1])
+        last = self.resid(xs, ys)[-1][..., -1, :]
+        if self.shape.width:
+            return torch.einsum("mbc,mco->mb", last, self.others["read_out"])
+        return -last[..., self.shape.dim]
 
     def resid(self, xs: Inputs, ys: Labels) -> list[Float[Tensor, "networks batch pos channel"]]:
-        """The tokens before the first layer, and after each."""
-        stream = [self._embedded(xs, ys)]
-        for number in range(self.shape.layers):
-            stream.append(self._advanced(stream[-1], number, clip=self.shape.clip))
-        return stream
-
-    def layer(self, number: int = 0) -> Layer:
-        """The attention weights of a layer."""
-        return Layer(*self._of_layer(number, self.attention, *Layer._fields))
-
-    def _of_layer(self, number: int, among: nn.ParameterDict, *names: str) -> list[Tensor]:
-        at = 0 if self.shape.shared else number
-        return [among[name][:, at] for name in names]
-
-    def _embedded(self, xs: Tensor, ys: Tensor) -> Tensor:
+        """Return the tokens before the first layer, and after each."""
         xs, ys = self.contexts(xs, ys)
         if xs.shape[-2] < 2:
             raise IclError("A context needs at least one pair, and the query last.")
         tokens = as_tokens(xs, ys, self.shape.separate)
         tokens = tokens.expand(len(self.seeds), *tokens.shape[1:])
         if self.shape.width:
-            return torch.einsum("mbtr,mrc->mbtc", tokens, self.others["read_in"])
-        return tokens
+            tokens = torch.einsum("mbtr,mrc->mbtc", tokens, self.others["read_in"])
+        stream = [tokens]
+        for number in range(self.shape.layers):
+            stream.append(self._advanced(stream[-1], number))
+        return stream
 
-    def _answer(self, tokens: Tensor) -> Tensor:
-        last = tokens[..., -1, :]
-        if self.shape.width:
-            return torch.einsum("mbc,mco->mb", last, self.others["read_out"])
-        return -last[..., self.shape.dim]
+    def layer(self, number: int = 0) -> Layer:
+        """Return the attention weights of a layer."""
+        return Layer(*self._of_layer(number, self.attention, *Layer._fields))
 
-    def _advanced(self, x: Tensor, number: int, clip: float = 0.0) -> Tensor:
-        """After the MLP and the attention of a layer."""
+    def _of_layer(self, number: int, among: nn.ParameterDict, *names: str) -> list[Tensor]:
+        at = 0 if self.shape.shared else number
+        return [among[name][:, at] for name in names]
+
+    def _advanced(self, x: Tensor, number: int) -> Tensor:
+        """Send tokens (ensemble, batch, pos, channel) through the MLP and attention of a layer."""
         if self.shape.hidden:
             up, bias, down = self._of_layer(number, self.others, "up", "bias", "down")
             hidden = functional.gelu(torch.einsum("mbtc,mcj->mbtj", x, up) + bias[:, None])
@@ -213,12 +208,12 @@ class LinearSelfAttention(Ensemble):
             seen = seen + shift[:, None, None]
         keys = x.shape[-2] - (not self.shape.sees_query)
         change = None if self.shape.variant == "plain" else self._varied
-        added = attend(seen, self.layer(number), keys, self.shape.kinds[number], change)
-        x = x + added
-        return x.clamp(-clip, clip) if clip else x
+        x = x + attend(seen, self.layer(number), keys, self.shape.kinds[number], change)
+        return x.clamp(-self.shape.clip, self.shape.clip) if self.shape.clip else x
 
     def _varied(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the variants, which ``chapters.contrastive_kernel.dual`` derives."""
+        """Change keys and values as the variants do, which ``chapters.contrastive_kernel.dual``
+        derives."""
         key, value = self._augmented(key, "keys"), self._augmented(value, "values")
         count = value.shape[-2] - self.shape.sees_query
         demos, query = value[..., :count, :], value[..., count:, :]
@@ -240,7 +235,7 @@ class LinearSelfAttention(Ensemble):
 def as_tokens(
     xs: Float[Tensor, "*batch n d"], ys: Float[Tensor, "*batch n"], separate: bool = False
 ) -> Float[Tensor, "*batch pos channel"]:
-    """The tokens of a context whose last pair is the query, with 0 in the place of its y.
+    """Make the tokens of a context whose last pair is the query, with 0 in the place of its y.
 
     Separate: (x_i, 0) and (0, y_i) take turns, the query's x last, and ten channels more hold
     sines and cosines of the position, at five frequencies.

@@ -1,8 +1,7 @@
 """In-context regressors: small transformers that predict each y from the pairs before it.
 
-The block is ``standard`` (pre-norm, as GPT-2), ``post-norm`` ({cite}`vaswani2017`), or
-``released``, that of the code released with {cite}`akyurek2023`: the residual stream itself passes
-through each LayerNorm, a head is ``width / heads**2`` wide, and no LayerNorm precedes the read-out.
+The block is that of GPT-2: a LayerNorm before the attention, the MLP and the read-out.
+Source: {cite}`akyurek2023`. For one query and linear attention, see ``lsa``.
 """
 
 from __future__ import annotations
@@ -36,21 +35,15 @@ class Shape:
     layers: int
     width: int
     heads: int
-    block: Literal["standard", "post-norm", "released"] = "standard"
-
-    @property
-    def head(self) -> int:
-        """Width of a head."""
-        return self.width // self.heads ** (2 if self.block == "released" else 1)
 
     @property
     def places(self) -> int:
-        """Tokens of the longest context, whose last y is never read."""
+        """Count the tokens of the longest context, whose last y is never read."""
         return self.pairs if self.format == "one" else 2 * self.pairs - 1
 
     @property
     def channels(self) -> int:
-        """Channels of a token."""
+        """Count the channels of a token."""
         return 2 * self.dim + 1 if self.format == "one" else self.dim + 1
 
 
@@ -61,37 +54,34 @@ class InContextRegressors(Ensemble):
 
     def __init__(self, shape: Shape, seeds: Sequence[int]) -> None:
         super().__init__(shape, seeds)
-        if shape.head < 1 or shape.width % shape.heads:
+        if shape.width % shape.heads:
             raise IclError(f"A width of {shape.width} cannot be cut into {shape.heads} heads.")
         uniform = stacked(torch.rand, seeds)
 
         def draw(*size: int, fan: int) -> nn.Parameter:
             return nn.Parameter((uniform(*size) * 2 - 1) / math.sqrt(fan))
 
-        def linear(n_in: int, n_out: int, bias_fan: int | None = None) -> nn.ParameterDict:
-            weight, bias = draw(n_in, n_out, fan=n_in), draw(1, n_out, fan=bias_fan or n_out)
+        def linear(n_in: int, n_out: int) -> nn.ParameterDict:
+            weight, bias = draw(n_in, n_out, fan=n_in), draw(1, n_out, fan=n_out)
             return nn.ParameterDict({"weight": weight, "bias": bias})
 
         def norm() -> nn.ParameterDict:
             flat = torch.zeros(len(seeds), 1, shape.width)
             return nn.ParameterDict({"weight": flat + 1, "bias": flat})
 
-        width, inner = shape.width, shape.head * shape.heads
-        # The released code draws q, k and v apart, each bias with a fan of its own size. The
-        # shipped networks, all of the standard block, were drawn with that of all three.
-        qkv_fan = inner if shape.block == "released" else 3 * inner
+        width = shape.width
         self.read_in = linear(shape.channels, width)
         self.positions = draw(shape.places, width, fan=shape.places)
         self.blocks = nn.ModuleList()
         for _ in range(shape.layers):
-            parts = {"norm_1": norm(), "qkv": linear(width, 3 * inner, qkv_fan)}
-            parts |= {"out": linear(inner, width), "norm_2": norm(), "up": linear(width, 4 * width)}
+            parts = {"norm_1": norm(), "qkv": linear(width, 3 * width)}
+            parts |= {"out": linear(width, width), "norm_2": norm(), "up": linear(width, 4 * width)}
             self.blocks.append(nn.ModuleDict(parts | {"down": linear(4 * width, width)}))
         self.norm = norm()
         self.read_out = linear(width, 1)
 
     def select(self, index: int) -> InContextRegressors:
-        """One network of the ensemble, as an ensemble of its own."""
+        """Return one network as an ensemble of its own."""
         at = range(len(self.seeds))[index]
         weights = {name: weight[at : at + 1] for name, weight in self.state_dict().items()}
         one = self.from_weights(self.shape, weights)
@@ -99,18 +89,16 @@ class InContextRegressors(Ensemble):
         return one
 
     def forward(self, xs: Xs, ys: Labels) -> Float[Tensor, "ensemble_out batch n"]:
-        """The prediction of each y from the pairs before it and its own x.
+        """Predict each y from the pairs before it and its own x.
 
         The same contexts go to every network without an ``ensemble`` axis, or with one of 1.
         """
-        resid = self.resid(xs, ys)[-1]
-        if self.shape.block == "standard":
-            resid = _norm(resid, self.norm)
+        resid = _norm(self.resid(xs, ys)[-1], self.norm)
         answers = _linear(resid, self.read_out)[..., 0]  # at the tokens of y, too
         return answers[..., :: 2 if self.shape.format == "two" else 1]
 
     def resid(self, xs: Xs, ys: Labels) -> list[Float[Tensor, "ensemble_out batch pos width"]]:
-        """The residual stream: embedding, then after each block."""
+        """Return the residual stream: the embedding, then after each block."""
         xs, ys = self.contexts(xs, ys)
         if not 1 <= xs.shape[-2] <= self.shape.pairs:
             raise IclError(
@@ -120,23 +108,18 @@ class InContextRegressors(Ensemble):
         tokens = as_tokens(xs, ys, self.shape.format)
         tokens = tokens.expand(len(self.seeds), *tokens.shape[1:])
         stream = [_linear(tokens, self.read_in) + self.positions[:, None, : tokens.shape[2]]]
+        block: Any
         for block in self.blocks:
-            stream.append(self._block(stream[-1], block))
+            x = stream[-1]  # (ensemble, batch, pos, width)
+            x = x + self._attention(_norm(x, block["norm_1"]), block)
+            hidden = _linear(_norm(x, block["norm_2"]), block["up"])  # (..., 4 width)
+            hidden = functional.gelu(hidden, approximate="tanh")
+            stream.append(x + _linear(hidden, block["down"]))
         return stream
 
     def save(self, folder: Path, dtype: torch.dtype = torch.float16) -> None:
         """Write ``config.json`` and the weights, in half precision unless told otherwise."""
         super().save(folder, dtype)
-
-    def _block(self, x: Tensor, block: Any) -> Tensor:
-        if self.shape.block == "post-norm":
-            x = _norm(x + self._attention(x, block), block["norm_1"])
-            return _norm(x + _mlp(x, block), block["norm_2"])
-        released = self.shape.block == "released"
-        seen = _norm(x, block["norm_1"])
-        x = (seen if released else x) + self._attention(seen, block)
-        seen = _norm(x, block["norm_2"])
-        return (seen if released else x) + _mlp(seen, block)
 
     def _attention(self, x: Tensor, block: Any) -> Tensor:
         qkv = _linear(x, block["qkv"]).flatten(0, 1).unflatten(-1, (3, self.shape.heads, -1))
@@ -155,15 +138,10 @@ def _norm(x: Tensor, at: Any) -> Tensor:
     return flat * at["weight"][:, None] + at["bias"][:, None]
 
 
-def _mlp(x: Tensor, block: Any) -> Tensor:
-    hidden = functional.gelu(_linear(x, block["up"]), approximate="tanh")
-    return _linear(hidden, block["down"])
-
-
 def as_tokens(
     xs: Float[Tensor, "*batch n d"], ys: Float[Tensor, "*batch n"], form: Format
 ) -> Float[Tensor, "*batch pos channel"]:
-    """Tokens that the network reads, so that the token of x_i has seen y_1 .. y_{i-1} and not y_i.
+    """Make the tokens that are read, so that the token of x_i has seen y_1 .. y_{i-1}, not y_i.
 
     In the format ``one`` token i is (x_i, x_{i-1}, y_{i-1}), and the first has zeros for the pair
     before it. In the format ``two``, the paper's, (0, x_i) and (y_i, 0) take turns; the last y is

@@ -32,19 +32,19 @@ class Ensemble(nn.Module):
 
     @classmethod
     def from_weights(cls: type[Networks], shape: Any, weights: Mapping[str, Tensor]) -> Networks:
-        """Networks with given weights, frozen, named as in ``state_dict()``, in their precision.
+        """Make networks of these weights, frozen, named as in ``state_dict()``, in their precision.
 
         Every weight has the ensemble axis first: ``weight[None]`` for a single network.
         """
         try:
-            made = cls(shape, range(min(map(len, weights.values()))))
-            made.load_state_dict({n: w.detach() for n, w in weights.items()}, assign=True)
+            networks = cls(shape, range(min(map(len, weights.values()))))
+            networks.load_state_dict({n: w.detach() for n, w in weights.items()}, assign=True)
         except (RuntimeError, TypeError, ValueError) as error:
             raise IclError(
                 f"These weights do not fit {shape}: {error}. Name and shape them as the "
                 "state_dict() of a network of that shape, with the ensemble axis first."
             ) from error
-        return made.eval().requires_grad_(False)
+        return networks.eval().requires_grad_(False)
 
     def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         """Write ``config.json`` and the weights."""
@@ -61,7 +61,7 @@ class Ensemble(nn.Module):
         step: int | None = None,
         device: str | torch.device = "cpu",
     ) -> Networks:
-        """Networks, frozen: shipped, trained here, or in a folder that ``save`` wrote.
+        """Load networks, frozen: shipped, trained here, or in a folder that ``save`` wrote.
 
         Of a name, ``step`` is one of its training checkpoints; the final one if omitted.
 
@@ -77,9 +77,9 @@ class Ensemble(nn.Module):
         folder = zoo.find(name_or_path, step)
         try:
             known = read_json(folder / "config.json")
-            if (held := known.get("model_type")) != cls.kind:
-                raise TypeError(f"its config.json says {held!r}")
-            sizes = known["shape"].items()
+            if (kind := known.get("model_type")) != cls.kind:
+                raise TypeError(f"its config.json says {kind!r}")
+            sizes = [(k, v) for k, v in known["shape"].items() if k != "block"]  # of old files
             shape = cls.shape_type(**{k: tuple(v) if isinstance(v, list) else v for k, v in sizes})
             network = cls(shape, known["seeds"])
             network.tasks = [dict(task) for task in known["tasks"]]
@@ -95,7 +95,8 @@ class Ensemble(nn.Module):
         return network.to(device).eval().requires_grad_(False)
 
     def contexts(self, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
-        """Contexts with an ensemble axis, in the type of the weights; the last y may be NaN."""
+        """Check contexts, and give them an ensemble axis and the type of the weights; the last y
+        may be NaN."""
         if xs.ndim not in (3, 4) or ys.shape != xs.shape[:-1]:
             raise IclError(
                 "Give xs (batch, n, d) and ys (batch, n), or both with an ensemble axis before "
@@ -115,6 +116,6 @@ class Ensemble(nn.Module):
 
 
 def stacked(law: Callable[..., Tensor], seeds: Sequence[int]) -> Callable[..., Tensor]:
-    """Draws of one size for every network, (ensemble, ...), each network's from its own seed."""
+    """Draw of one size for every network, (ensemble, ...), each network's from its own seed."""
     sources = [torch.Generator().manual_seed(seed) for seed in seeds]
     return lambda *size: torch.stack([law(size, generator=source) for source in sources])

