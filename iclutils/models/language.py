@@ -7,10 +7,12 @@ Every head has a query, key and value of its own (``checkpoint.write_out``).
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -42,6 +44,7 @@ from . import checkpoint
 logging.disable_progress_bar()
 
 Tokens = PreTrainedTokenizerBase | Literal["numbers"] | None
+CACHE_ROUNDING = 1e-2  # of the largest logit: float32 gives 1e-6 to 1e-4, an empty cache .1 to 1
 _EDITABLE: WeakKeyDictionary[TransformerBridge, bool] = WeakKeyDictionary()
 
 
@@ -138,6 +141,7 @@ def load(
             "way that this package cannot write out for each head. Use a model with separate "
             "projections, such as Llama, Mistral or Qwen, or one without grouped heads."
         )
+    _check_cache(bridge, name)
     if fold:
         bridge.enable_compatibility_mode(disable_warnings=True)
         bridge.requires_grad_(False)

@@ -98,7 +98,11 @@ def test_a_master_is_made_of_what_otter_and_students_need(homework):
         assert ast.unparse(ast.parse(part[-1])) == f"checks.check('{homework}.{name}', {given})"
 
 
-@pytest.mark.parametrize(("homework", "question"), ALL)
+LONG = {("hw01", "q6"), ("hw02", "q6")}  # half a minute each
+EVERY = [pytest.param(*each, marks=pytest.mark.nightly if each in LONG else ()) for each in ALL]
+
+
+@pytest.mark.parametrize(("homework", "question"), EVERY)
 def test_the_master_is_right_a_stub_is_nothing_and_mistakes_are_named(homework, question):
     """A mistake is named by the first message that a student gets, in the notebook or graded."""
     right, name = answers(homework, question), f"{homework}.{question}"

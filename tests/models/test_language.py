@@ -3,6 +3,7 @@
 import shutil
 import warnings
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -145,3 +146,25 @@ def test_random_weights_are_those_of_transformer_lens(capsys):
     )
     expected = dict(theirs.named_parameters())
     assert all(torch.equal(p, expected[name]) for name, p in ours.named_parameters())
+
+
+class Forgetful:
+    """A network that takes a cache, hands back an empty one and reads the last token alone."""
+
+    cfg = SimpleNamespace(device="cpu", d_vocab=9)
+
+    def __init__(self, remembers):
+        self.original_model = SimpleNamespace(forward=lambda past_key_values=None: None)
+        self.remembers = remembers
+
+    def __call__(self, tokens, past_key_values=None, use_cache=False, return_type=""):
+        known = past_key_values if past_key_values is not None and self.remembers else 0
+        logits = (tokens.cumsum(1) + known)[..., None] * torch.ones(9)
+        return (logits, tokens.sum()) if use_cache else logits
+
+
+def test_versions_that_lose_the_cache_are_named_when_a_model_is_loaded():
+    language._check_cache(Forgetful(remembers=True), "mine")
+    message = r"'mine' gives other logits with a cache.*transformers 5.* and transformer-lens 4"
+    with pytest.raises(IclError, match=message):
+        language._check_cache(Forgetful(remembers=False), "mine")
