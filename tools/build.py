@@ -46,9 +46,8 @@ def last_runs() -> dict[str, dict]:
     return {name: r for name, r in records.items() if (ROOT / f"notebooks/{name}.ipynb").is_file()}
 
 
-def stage(source: Path, runs: dict[str, dict]) -> bool:
-    """Bring the sources together, touching only what differs; return whether anything but the text
-    of pages differed, so that all pages must be read again."""
+def stage(source: Path, runs: dict[str, dict]) -> set[str]:
+    """Bring the sources together, touching only what differs; return the names of what differed."""
     files = {}
     for path in (p for name in PAGES for p in [ROOT / name, *(ROOT / name).rglob("*")]):
         if path.is_file() and "_ext" not in path.parts and "__pycache__" not in path.parts:
@@ -64,17 +63,11 @@ def stage(source: Path, runs: dict[str, dict]) -> bool:
         if path.stem not in failed:
             files[f"book/results/mini/{path.name}"] = path.read_bytes()
     code = [p for p in [*ROOT.glob("book/_ext/*"), *ROOT.glob("iclutils/**/*.*")] if p.is_file()]
-    sums = (
-        hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(code)
-        if "pycache" not in str(path)
-    )
-    files["code.txt"] = "\n".join(sums).encode()
-    changed = (
-        {p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file()}
-        - files.keys()
-        - {"conf.py"}
-    )  # made below
+    code = sorted(path for path in code if "__pycache__" not in path.parts)
+    sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in code]
+    files["code.txt"] = "\n".join(sums).encode()  # the reference and the directives
+    there = {p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file()}
+    changed = there - files.keys() - {"conf.py"}  # which is made below
     for name in changed:
         (source / name).unlink()
     for name, content in files.items():
@@ -83,17 +76,14 @@ def stage(source: Path, runs: dict[str, dict]) -> bool:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
             changed.add(name)
-    return any(not name.endswith((".md", ".ipynb")) for name in changed)
+    return changed
 
 
 def show(notebook: dict, executed: Path, error: str) -> None:
     """Give a notebook the outputs of its last run, or a box with the error below its title."""
     if error:
-        notebook["cells"][0]["source"] = [
-            "".join(notebook["cells"][0]["source"]),
-            "\n\n",
-            FAILED.format(error),
-        ]
+        title = notebook["cells"][0]
+        title["source"] = [*title["source"], "\n\n", FAILED.format(error)]
         return
     cells = json.loads(executed.read_text(encoding="utf-8"))["cells"]
     if [c["source"] for c in cells] == ["".join(c["source"]) for c in notebook["cells"]]:
@@ -104,7 +94,10 @@ def show(notebook: dict, executed: Path, error: str) -> None:
 def render(source: Path, html: Path, runs: dict[str, dict]) -> str:
     """Stage the sources and build them; return Sphinx's warnings, or nothing."""
     record = html.with_suffix(".ok")  # of pages that are not read again Sphinx forgets the warnings
-    fresh = stage(source, runs) or not record.is_file()
+    changed = stage(source, runs)
+    if record.is_file() and not changed:
+        return ""
+    fresh = not record.is_file() or any(not n.endswith((".md", ".ipynb")) for n in changed)
     record.unlink(missing_ok=True)
     if fresh:
         program = Path(sys.executable).with_name("jupyter-book")

@@ -148,7 +148,7 @@ def load(
     return bridge
 
 
-def _check_cache(bridge: TransformerBridge, name: str) -> None:
+def _check_cache(bridge: Any, name: str) -> None:
     """Refuse a network that forgets what it has read into a cache of keys and values.
 
     Of two libraries that do not fit, one can hand the cache on by a name that the other does not

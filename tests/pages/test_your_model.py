@@ -14,6 +14,7 @@ from iclutils.files import read_json
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_it_looks_at_the_model_in_a_folder_beside_the_user(tmp_path):
     """A random model with rotary positions: it copies nothing, and every chapter says so."""
