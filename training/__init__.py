@@ -18,7 +18,6 @@ _LANGUAGE = (
     {f"induction-{seed}": partial(induction.recipe, seed) for seed in (0, *HELD_OUT)}
     | {"detour": partial(induction.offset_induction, 2)}
     | {f"anchors-{seed}": partial(label_words.recipe, seed) for seed in (0, *HELD_OUT)}
-    | {"anchors-deep": partial(label_words.recipe, 0, layers=6)}
     | {
         f"anchors-uncopied-{seed}": partial(label_words.recipe, seed, copying=False)
         for seed in HELD_OUT[:3]
@@ -38,7 +37,7 @@ def all_names() -> list[str]:
 
 
 def matching(pattern: str) -> list[str]:
-    """List the recipes whose names match, such as ``regression-one-L*``; none raises."""
+    """List the recipes whose names match, such as ``regression-two-L*``; none raises."""
     if names := fnmatch.filter(all_names(), pattern):
         return names
     raise unknown("recipe", pattern, all_names())

@@ -1,6 +1,6 @@
 """Train a shipped network again: python -m training NAME; without a name, list the recipes.
 
-A pattern in quotation marks, such as 'regression-one-*', trains several, side by side.
+A pattern in quotation marks, such as 'regression-two-*', trains several, side by side.
 """
 
 import argparse
@@ -20,7 +20,7 @@ def main() -> int:
     cli = argparse.ArgumentParser(
         "python -m training", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    cli.add_argument("name", nargs="?", help="a recipe, or several: 'regression-one-*'")
+    cli.add_argument("name", nargs="?", help="a recipe, or several: 'regression-two-*'")
     cli.add_argument("--out", type=Path, help="folder (default _build/train/NAME)")
     cli.add_argument("--device", default="cpu", help="cpu (default), cuda or auto")
     cli.add_argument("--jobs", type=int, help="of several, how many at a time (all cores)")

@@ -24,16 +24,17 @@ COPIED, SHORTEST = 64, 12  # length of a copying sequence, its shortest period
 TOKENS = 2048  # tokens in a batch, about
 COPY_SHARE, REVISIT_SHARE = 0.1, 0.3
 MOST_EXAMPLES = 17
+LAYERS = 4
 CHECKPOINTS = (0, 200, 300, 400, 500, 600, 900, 1050, 1200, 1500, 2000, 3000)
 KEPT = (0, 3000)  # of anchors-3
 
 
-def recipe(seed: int, layers: int = 4, copying: bool = True, heads: int = 4) -> LanguageRecipe:
-    """Make ``anchors-N``; of six layers ``anchors-deep``, of eight heads ``anchors-narrow-N``;
-    without copying ``anchors-uncopied-N``, the twin of the same batches, in which nothing repeats.
+def recipe(seed: int, copying: bool = True, heads: int = 4) -> LanguageRecipe:
+    """Make ``anchors-N``; of eight heads ``anchors-narrow-N``; without copying
+    ``anchors-uncopied-N``, the twin of the same batches, in which nothing repeats.
     """
     kind = "anchors" + "-uncopied" * (not copying) + "-narrow" * (heads == 8)
-    name = f"{kind}-{seed}" if layers == 4 else "anchors-deep"
+    name = f"{kind}-{seed}"
 
     def batch(step: int) -> Batch:
         generator = Generator().manual_seed(seed * 1_000_003 + step)
@@ -52,12 +53,12 @@ def recipe(seed: int, layers: int = 4, copying: bool = True, heads: int = 4) -> 
     stages = "those of the twin with copying, in which every repeat is replaced by random tokens"
     if copying:
         stages = f"{COPYING} steps of copying alone, then classification with a tenth of copying"
-    sizes = {"layers": layers, "heads": heads, "width": 128 // heads, "steps": STEPS}
+    sizes = {"layers": LAYERS, "heads": heads, "width": 128 // heads, "steps": STEPS}
     card = model_card("label_words", name, seed=seed, stages=stages, curves=curves.NOTE, **sizes)
     return LanguageRecipe(
         name=name,
         seed=seed,
-        config=small_gpt2(topics.VOCAB, CONTEXT, layers, heads),
+        config=small_gpt2(topics.VOCAB, CONTEXT, LAYERS, heads),
         batch=batch,
         measure=_measure,
         steps=STEPS,

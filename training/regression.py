@@ -173,10 +173,10 @@ SHIPPED = {
     "regression-noise": _mini(8, "one", 8, 64, _NOISY, 7000),
     "regression-d2": _mini(2, "one", 4, 32, [Task(2)] * 3, 4000),
     "regression-d2-one-head": _mini(2, "one", 4, 32, [Task(2)] * 3, 4000, heads=1),
-    **{f"regression-one-L{n}": _mini(4, "one", n, 32, [Task(4)] * 3, 4000) for n in _DEPTHS},
+    "regression-one-L8": _mini(4, "one", 8, 32, [Task(4)] * 3, 4000),
     **{f"regression-two-L{n}": _mini(4, "two", n, 32, [Task(4)] * 3, 4000) for n in _DEPTHS},
     "regression-two-L8": _mini(4, "two", 8, 32, [Task(4)] * 3, 4000, extra=(250, 500, 1000)),
-    **{f"regression-w{n}": _mini(8, "one", 4, n, [Task(8)], 4000) for n in (8, 16, 32, 64, 128)},
+    **{f"regression-w{n}": _mini(8, "one", 4, n, [Task(8)], 4000) for n in (8, 16, 32, 64)},
     **{f"regression-d16-w{n}": _mini(16, "one", 4, n, [Task(16)], 4000) for n in (16, 32)},
 }
 MAP = {
