@@ -27,7 +27,7 @@ NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 300 --nbval-kernel-sta
   --nbval-sanitize-with tests/sanitize.cfg --ignore notebooks/assignments
 TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
 GRADED = $(if $(MASTERS),--masters "$(MASTERS)") $(if $(BUILD),--build "$(BUILD)")
-NUMBERS = $(PYTEST) tests/test_numbers.py -q
+NUMBERS = $(if $(ARGS),,WHOLE=1) $(PYTEST) tests/test_numbers.py -q
 GRADING := PYTHONPATH=notebooks/assignments:notebooks/assignments/answers $(BIN)/python -m grading
 
 .PHONY: help setup book test nightly anywhere lint real accept assignments grade gradebook class-trial clean

@@ -24,6 +24,7 @@ def home(tmp_path, monkeypatch):
     """A folder in which ``home("90_demo", "print(1)")`` writes a notebook."""
     monkeypatch.setattr(run, "ROOT", tmp_path)
     monkeypatch.setattr(run, "BUILD", tmp_path / "_build/run")
+    monkeypatch.setenv("ICLUTILS_RESULTS", "")  # the runner sets it, and it must not stay
     (tmp_path / "constraints.txt").touch()
 
     def write(name, *cells):
