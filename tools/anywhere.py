@@ -8,6 +8,7 @@ import argparse
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ from tools.run import machine  # noqa: E402
 
 WORK = ROOT / "_build/anywhere"
 TABLE = ROOT / "book/anywhere.md"
-CPU = {  # what torch, oneDNN and MKL are told to leave unused
+CPU = {  # what torch, oneDNN and MKL are names to leave unused
     "native": {},
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2",
              "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
@@ -54,16 +55,15 @@ def main() -> int:
 def measure(kind: str, threads: int) -> tuple[str, bool]:
     """Run all notebooks once; return a row of the table, and whether anything is as it must not."""
     results = WORK / f"{kind}-{threads}"
-    here = {
-        "ICLUTILS_RESULTS": str(results),
-        "OMP_NUM_THREADS": str(threads),
-        "HF_HUB_OFFLINE": "1",
-    }
+    shutil.rmtree(results, ignore_errors=True)
+    WORK.mkdir(parents=True, exist_ok=True)
+    settings = {"ICLUTILS_RESULTS": str(results), "OMP_NUM_THREADS": str(threads)}
+    here = os.environ | CPU[kind] | settings | {"HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "pytest", "notebooks", "--nbval", "--nbval-current-env",
                "--nbval-cell-timeout=600", "--nbval-kernel-startup-timeout=120",
                "--nbval-sanitize-with=tests/sanitize.cfg", "--ignore=notebooks/assignments",
                "-n", "2" if threads == 1 else "1", "--dist=loadfile", "-q"]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | here, text=True,
+    done = subprocess.run(command, cwd=ROOT, env=here, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
     (WORK / f"{kind}-{threads}.log").write_text(done.stdout)
     count = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|error)", done.stdout)}
@@ -83,7 +83,8 @@ def changes(now: dict) -> tuple[list[str], float, str]:
     """Return the claims whose verdict moved, and the largest change relative to the value's size or
     its spread, with its claim."""
     before = claims.read_results(ROOT / "book/results")
-    moved, largest, where = [], 0.0, ""
+    missing = [k for k in before if k[0] == "mini" and k not in now]
+    moved, largest, where = [f"{name} is missing" for _, name in missing], 0.0, ""
     for key, result in now.items():
         old = before.get(key)
         if old is None or None in (old.value, result.value):
