@@ -211,12 +211,13 @@ def _literal(text: str) -> object:
 
 
 def _is_asked(notebook: Path, tier: str) -> bool:
-    """Whether the notebook names a claim that is put to the tier."""
+    """Whether the notebook names a claim of its chapter that is put to the tier."""
     from iclutils import claims
 
-    asked = [k for k, claim in claims.ledger().items() if tier[:5].rstrip("-") in claim.tiers]
+    asked = [name for name, claim in claims.ledger().items() if claims.of(tier) in claim.tiers]
     named = re.findall(r"\b(\d\d\.[a-z]\w*)", notebook.read_text(encoding="utf-8"))
-    return any(claim.startswith(name) for claim in asked for name in set(named))
+    named = [name for name in named if name[:2] == notebook.stem[:2]]
+    return any(claim.startswith(name) for claim in asked for name in named)
 
 
 if __name__ == "__main__":
