@@ -107,7 +107,10 @@ def execute_all(plans: list, jobs: int, scheduler: str) -> list[tuple[Path, floa
     if scheduler:
         from distributed import Client
 
-        Client(scheduler, timeout="10s", set_as_default=True)
+        try:
+            Client(scheduler, timeout="10s", set_as_default=True)
+        except (OSError, ValueError) as error:
+            raise SystemExit(f"No Dask scheduler answers at {scheduler}: {error}") from error
     backend = parallel_config("dask" if scheduler else "threading")
     try:
         with backend:
