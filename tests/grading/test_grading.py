@@ -59,7 +59,8 @@ def test_a_program_sees_libraries_and_an_empty_folder(bounded, monkeypatch):
     end = bounded(
         "import os; print(os.listdir(), 'SECRET_OF_THE_GRADER' in os.environ); os.openpty()"
     )
-    assert "[] False" in end.text
+    parts = Path(sys.prefix).parts  # of an environment below /tmp the way to it is seen
+    assert f"{[parts[2]] if parts[1] == 'tmp' else []} False" in end.text
     assert end.stopped == ""
 
 
