@@ -59,7 +59,7 @@ def main() -> int:
     if "model" in given and Path(given["model"]).is_dir():
         given["model"] = str(Path(given["model"]).resolve())  # a cluster's worker stands elsewhere
     plans = [plan(path, given) for path in notebooks(names, given.get("tier", "mini"))]
-    due = [p for p in plans if force or not is_current(*p)]
+    due = sorted((p for p in plans if force or not is_current(*p)), key=seconds, reverse=True)
     jobs = jobs or (1 if given.get("tier") == "paper" else len(os.sched_getaffinity(0)))
     reports = execute_all(due, jobs, scheduler)
     if len(due) < len(plans):
@@ -100,6 +100,14 @@ def plan(notebook: Path, given: dict) -> tuple[Path, Path, dict]:
     column = changed.get("tier", "mini") + "-null" * (changed.get("weights") == "random")
     folder = BUILD / re.sub(r"[^\w.+-]+", "_", "+".join(["own", *own]) if own else "book") / column
     return notebook, folder / notebook.name, changed
+
+
+def seconds(plan: tuple[Path, Path, dict]) -> float:
+    """Return what the committed run took, so that the longest begin first; unknown ones before."""
+    stored = ROOT / "book/runs.json"
+    times = json.loads(stored.read_text()) if stored.is_file() else {}
+    last = times.get(plan[1].parent.name, {}).get(plan[0].stem, {})
+    return last.get("seconds", float("inf"))
 
 
 def execute_all(plans: list, jobs: int, scheduler: str) -> list[tuple[Path, float, str]]:
