@@ -52,7 +52,8 @@ def main() -> None:
 def take_outputs(notebook: Path, executed: Path) -> None:
     """Give a notebook the outputs of its run, figures in 256 colours, and nothing else of it."""
     page, ran = (json.loads(path.read_text(encoding="utf-8")) for path in (notebook, executed))
-    if [c["source"] for c in ran["cells"]] != ["".join(c["source"]) for c in page["cells"]]:
+    sources = (["".join(cell["source"]) for cell in each["cells"]] for each in (page, ran))
+    if len(set(map(tuple, sources))) > 1:
         raise SystemExit(f"{notebook.name} was edited since it was run: run it again")
     count = 0
     for number, (cell, fresh) in enumerate(zip(page["cells"], ran["cells"], strict=True)):

@@ -86,7 +86,8 @@ def show(notebook: dict, executed: Path, error: str) -> None:
         title["source"] = [*title["source"], "\n\n", FAILED.format(error)]
         return
     cells = json.loads(executed.read_text(encoding="utf-8"))["cells"]
-    if [c["source"] for c in cells] == ["".join(c["source"]) for c in notebook["cells"]]:
+    sources = (["".join(cell["source"]) for cell in each] for each in (cells, notebook["cells"]))
+    if len(set(map(tuple, sources))) == 1:
         for cell, fresh in zip(notebook["cells"], cells, strict=True):
             cell |= {key: fresh[key] for key in ("outputs", "execution_count") if key in fresh}
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from tools import build, run
+from tools import accept, build, run
 
 ROOT = Path(__file__).parents[2]
 PARAMETERS = 'tier = "mini"\nmodel = ""\nweights = "trained"\nseed = 0\nsizes = 5'
@@ -62,7 +62,7 @@ def test_parameters_are_checked_and_what_is_not_the_books_has_a_folder_of_its_ow
 
 
 @pytest.mark.slow
-def test_a_failure_costs_one_chapter_and_the_rest_is_not_run_again(home, monkeypatch, capsys):
+def test_a_failure_costs_one_chapter_and_the_rest_is_not_run_again(home, monkeypatch, tmp_path):
     monkeypatch.setattr(run, "MINUTES", {"mini": 0.1})
     home("90_good", "print(seed)", "1 + 1")
     bad = home("91_bad", "print('before')", "raise ValueError('no such number')", "print('after')")
@@ -81,6 +81,19 @@ def test_a_failure_costs_one_chapter_and_the_rest_is_not_run_again(home, monkeyp
     assert not any(run.is_current(*p) for p in plans[1:])
     home("90_good", "print(seed)", "1 + 2")
     assert not run.is_current(*plans[0])
+    good = json.loads((tmp_path / "notebooks/90_good.ipynb").read_text())
+    home("90_good", "print(seed)", "1 + 1")  # as it was run
+    same = json.loads((tmp_path / "notebooks/90_good.ipynb").read_text())
+    build.show(good, plans[0][1], "")
+    assert not any(cell.get("outputs") for cell in good["cells"]), "edited since it was run"
+    build.show(same, plans[0][1], "")
+    assert same["cells"][2]["outputs"][0]["text"] == ["0\n"]
+    accept.take_outputs(tmp_path / "notebooks/90_good.ipynb", plans[0][1])
+    accepted = json.loads((tmp_path / "notebooks/90_good.ipynb").read_text())
+    assert accepted["cells"][2]["outputs"] == same["cells"][2]["outputs"]
+    assert [c["execution_count"] for c in accepted["cells"][1:]] == [1, 2, 3]
+    with pytest.raises(SystemExit, match="edited since it was run"):
+        accept.take_outputs(bad, plans[0][1])
     page = json.loads(bad.read_text())
     build.show(page, plans[1][1], reports["91_bad"])
     title = "".join(page["cells"][0]["source"])
