@@ -6,6 +6,7 @@ models have not changed since its last good run is not run again. One that fails
 
 import argparse
 import ast
+import base64
 import hashlib
 import json
 import logging
@@ -28,10 +29,8 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "_build" / "run"
 BOOK = ("tier", "weights", "device")  # parameters that the book itself varies
-LEFT_OUT = {
-    "real": "networks",
-    "paper": "small-networks",
-}  # tag of the cells that a tier leaves out
+# The tag of the cells that a tier leaves out.
+LEFT_OUT = {"real": "networks", "real-part": "networks", "paper": "small-networks"}
 MINUTES = {"mini": 10, "real": 60, "real-part": 30, "paper": 240}  # that one cell may take
 START = 120  # seconds that a kernel may take to start
 
@@ -126,9 +125,7 @@ def execute_all(plans: list, jobs: int, scheduler: str) -> list[tuple[Path, floa
             return list(run(delayed(execute)(*p, fingerprint(*p)) for p in plans))
     except KeyboardInterrupt:
         print("\ninterrupted; what was finished is stored, run again to go on", file=sys.stderr)
-        for child in psutil.Process().children(
-            recursive=True
-        ):  # kernels have sessions of their own
+        for child in psutil.Process().children(recursive=True):  # kernels have their own sessions
             child.kill()
         os._exit(130)
 
@@ -150,9 +147,10 @@ def execute(notebook: Path, out: Path, changed: dict, print_of: str) -> tuple[Pa
     try:
         pm.execute_notebook(
             notebook, out, changed, progress_bar=False, start_timeout=START,
-            execution_timeout=60 * MINUTES[tier], skip_cells_with_tag=LEFT_OUT.get(tier[:4], ""),
+            execution_timeout=60 * MINUTES[tier], skip_cells_with_tag=LEFT_OUT.get(tier, ""),
             on_cell_execute=begin, on_cell_executed=lambda **_: bar.update(),
             extra_arguments=["--IPKernelApp.log_level=40"])  # fmt: skip
+        lighten(out)
     except PapermillExecutionError as stop:
         error = f"cell [{stop.exec_count}]: {stop.ename}: {stop.evalue}"
     except (CellTimeoutError, DeadKernelError, RuntimeError) as stop:
@@ -167,14 +165,25 @@ def execute(notebook: Path, out: Path, changed: dict, print_of: str) -> tuple[Pa
     return out, seconds, error
 
 
+def lighten(notebook: Path) -> None:
+    """Store the figures of a notebook in 256 colours: a quarter of their size, not told apart."""
+    from iclutils.plots.figures import few_colours  # takes a second to import
+
+    page = nbformat.read(notebook, 4)
+    for output in (output for cell in page.cells for output in cell.get("outputs", [])):
+        if "image/png" in (data := output.get("data", {})):
+            small = few_colours(base64.b64decode(data["image/png"]), 256, "RGBA")
+            data["image/png"] = base64.b64encode(small).decode()
+    nbformat.write(page, notebook)
+
+
 def fingerprint(notebook: Path, out: Path, changed: dict) -> str:
     """Hash all that a run depends on: cells, package, models, parameters, libraries."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     sources = ["".join(cell["source"]) for cell in cells]
     digest = hashlib.sha256(repr([sources, changed, platform.python_version()]).encode())
-    package = (
-        p for p in (ROOT / "iclutils").rglob("*") if p.suffix in (".py", ".yml", ".toml", ".tsv")
-    )
+    code = (path for name in ("iclutils", "training") for path in (ROOT / name).rglob("*"))
+    package = (path for path in code if path.suffix in (".py", ".yml", ".toml", ".tsv"))
     sums = (ROOT / "iclutils/zoo").glob("*/SHA256SUMS")
     shown = (ROOT / "book/results").glob("real*/*.json")  # what chapters show of the language model
     for path in sorted([*package, *sums, *shown, ROOT / "constraints.txt"]):
