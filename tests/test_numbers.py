@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from iclutils import claims
+from tools.accept import is_close
 
 ROOT = Path(__file__).parents[1]
 WHOLE = bool(os.environ.get("WHOLE"))  # all notebooks were run: a file that is missing is a fault
 FRESH = Path(os.environ.get("ICLUTILS_RESULTS") or ROOT / "_build/run/book/results")
-ROUNDING = 1e-4
 COLUMNS = sorted(path.name for path in FRESH.glob("*") if path.is_dir())
 
 
@@ -33,11 +33,8 @@ def differences(column, fresh, committed, whole=False):
         if all(each.null for each in pairs[0]):
             pairs.append(tuple(claims.null_of(each, {}) for each in pairs[0]))
         for one, other in pairs:
-            a, b = (math.nan if x.value is None else x.value for x in (one, other))
-            close = one.value is other.value or math.isclose(
-                a, b, rel_tol=ROUNDING, abs_tol=ROUNDING
-            )
-            if not close or one.verdict != other.verdict:
+            if not is_close(one.value, other.value) or one.verdict != other.verdict:
+                a, b = (math.nan if x.value is None else x.value for x in (one, other))
                 yield f"{name}: {b:.6g} ({other.verdict}) is committed, {a:.6g} ({one.verdict}) now"
 
 

@@ -5,21 +5,22 @@ book/runs.json. A value within 1e-4 of the committed one stays: the diff shows c
 """
 
 import argparse
-import base64
 import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from iclutils import claims  # noqa: E402
 from iclutils.files import write_json  # noqa: E402
-from iclutils.plots.figures import few_colours  # noqa: E402
+from tools import build  # noqa: E402
 
 RUN = ROOT / "_build/run/book"
-ROUNDING = 1e-4
+ROUNDING = 1e-4  # relative or absolute: what may lie between two processors
+MEASURED = ("value", "spread", "count", "null", "detail")
 
 
 def main() -> None:
@@ -31,7 +32,7 @@ def main() -> None:
         "chapters", nargs="*", help="01, or a notebook's name; all that ran if omitted"
     )
     wanted = cli.parse_args().chapters
-    times = json.loads((ROOT / "book/runs.json").read_text())
+    times, files = json.loads((ROOT / "book/runs.json").read_text()), set()
     for path in sorted(RUN.glob("*/*.json")):
         column, name = path.parent.name, path.stem
         if column == "results" or (wanted and not {name, name[:2]} & {*wanted}):
@@ -42,25 +43,20 @@ def main() -> None:
             continue
         if column == "mini":
             take_outputs(ROOT / f"notebooks/{name}.ipynb", path.with_suffix(".ipynb"))
-        results = RUN / "results" / column / f"{name[:2]}.json"
-        if results.is_file():
-            take_results(ROOT / "book/results" / column / results.name, results)
+        files.add(RUN / "results" / column / f"{name[:2]}.json")  # of a chapter and its appendix
         times.setdefault(column, {})[name] = {k: record[k] for k in ("seconds", "machine")}
+    for path in filter(Path.is_file, files):
+        take_results(ROOT / "book/results" / path.parent.name / path.name, path)
     write_json(ROOT / "book/runs.json", times)
 
 
 def take_outputs(notebook: Path, executed: Path) -> None:
-    """Give a notebook the outputs of its run, figures in 256 colours, and nothing else of it."""
-    page, ran = (json.loads(path.read_text(encoding="utf-8")) for path in (notebook, executed))
-    sources = (["".join(cell["source"]) for cell in each["cells"]] for each in (page, ran))
-    if len(set(map(tuple, sources))) > 1:
+    """Give a committed notebook the outputs of its run, and nothing else of it."""
+    page = json.loads(notebook.read_text(encoding="utf-8"))
+    if not build.take_outputs(page, executed):
         raise SystemExit(f"{notebook.name} was edited since it was run: run it again")
-    count = 0
-    for number, (cell, fresh) in enumerate(zip(page["cells"], ran["cells"], strict=True)):
+    for number, cell in enumerate(page["cells"]):
         cell.setdefault("id", f"cell-{number:02d}")
-        if cell["cell_type"] == "code":
-            cell["execution_count"] = count = count + 1
-            cell["outputs"] = [_lighter(output, count) for output in fresh["outputs"]]
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     page["metadata"] = {"kernelspec": kernel, "language_info": {"name": "python"}}
     write_json(notebook, page)
@@ -77,22 +73,20 @@ def take_results(committed: Path, fresh: Path) -> None:
     claims.write_file(committed, before | now)
 
 
+def is_close(one: Any, other: Any) -> bool:
+    """Whether two measurements are equal but for rounding, in every number that they hold."""
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return math.isclose(one, other, rel_tol=ROUNDING, abs_tol=ROUNDING)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(is_close(one[k], other[k]) for k in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(is_close, one, other))
+    return bool(one == other)
+
+
 def _is_same(one: claims.Result, other: claims.Result) -> bool:
-    close = all(
-        a is b or (None not in (a, b) and math.isclose(a, b, rel_tol=ROUNDING, abs_tol=ROUNDING))
-        for a, b in ((one.value, other.value), (one.spread, other.spread))
-    )
-    return close and (one.count, one.verdict) == (other.count, other.verdict)
-
-
-def _lighter(output: dict, count: int) -> dict:
-    if output.get("execution_count"):
-        output["execution_count"] = count
-    picture = output.get("data", {}).get("image/png")
-    if picture:
-        small = few_colours(base64.b64decode(picture), 256, "RGBA")
-        output["data"]["image/png"] = base64.b64encode(small).decode()
-    return output
+    close = all(is_close(getattr(one, name), getattr(other, name)) for name in MEASURED)
+    return close and one.verdict == other.verdict
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from tools.run import machine  # noqa: E402
 
 WORK = ROOT / "_build/anywhere"
 TABLE = ROOT / "book/anywhere.md"
-CPU = {  # what torch, oneDNN and MKL are names to leave unused
+CPU = {  # what torch, oneDNN and MKL are told to leave unused
     "native": {},
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2",
              "MKL_ENABLE_INSTRUCTIONS": "AVX2"},

@@ -85,11 +85,19 @@ def show(notebook: dict, executed: Path, error: str) -> None:
         title = notebook["cells"][0]
         title["source"] = [*title["source"], "\n\n", FAILED.format(error)]
         return
+    take_outputs(notebook, executed)
+
+
+def take_outputs(notebook: dict, executed: Path) -> bool:
+    """Give a notebook the outputs of its run; return False, and give it none, if it was edited
+    since."""
     cells = json.loads(executed.read_text(encoding="utf-8"))["cells"]
     sources = (["".join(cell["source"]) for cell in each] for each in (cells, notebook["cells"]))
-    if len(set(map(tuple, sources))) == 1:
-        for cell, fresh in zip(notebook["cells"], cells, strict=True):
-            cell |= {key: fresh[key] for key in ("outputs", "execution_count") if key in fresh}
+    if len(set(map(tuple, sources))) > 1:
+        return False
+    for cell, fresh in zip(notebook["cells"], cells, strict=True):
+        cell |= {key: fresh[key] for key in ("outputs", "execution_count") if key in fresh}
+    return True
 
 
 def render(source: Path, html: Path, runs: dict[str, dict]) -> str:

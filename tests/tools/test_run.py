@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -13,6 +14,7 @@ import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from iclutils import claims
 from tools import accept, build, run
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +61,38 @@ def test_parameters_are_checked_and_what_is_not_the_books_has_a_folder_of_its_ow
     with pytest.raises(SystemExit, match="no notebook '91'; there are 90_demo"):
         run.notebooks(["91"], "mini")
     assert run.notebooks(["90"], "mini") == [path] == run.notebooks([], "mini")
+
+
+def test_each_tier_leaves_out_the_cells_of_its_tag():
+    wanted = {"mini": "", "real": "networks", "real-part": "networks", "paper": "small-networks"}
+    assert {tier: run.LEFT_OUT.get(tier, "") for tier in run.MINUTES} == wanted
+
+
+def test_what_a_run_depends_on_includes_the_recipes(home, tmp_path):
+    plan = run.plan(home("90_demo"), {})
+    before = run.fingerprint(*plan)
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training/loop.py").write_text("STEPS = 1")
+    assert run.fingerprint(*plan) != before
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_taken"),
+    [({"value": 0.50001}, False), ({"value": 0.51}, True),
+     ({"detail": {"curve": [1.0, 2.5]}}, True),
+     ({"detail": {"curve": [1.0, 2.00001]}}, False), ({"null": {"value": 0.4}}, True),
+     ({"count": 6}, True)],
+)  # fmt: skip
+def test_a_result_is_taken_if_anything_that_was_measured_changed(changes, is_taken):
+    name, stored = next(iter(claims.read_file(ROOT / "book/results/mini/01.json").items()))
+    known = {"value": 0.5, "spread": 0.1, "count": 5, "null": {"value": 0.2},
+             "detail": {"curve": [1.0, 2.0]}}  # fmt: skip
+    old = replace(stored, **known)
+    now = replace(old, **changes, date="tomorrow")
+    assert (
+        all(accept.is_close(getattr(old, field), getattr(now, field)) for field in accept.MEASURED)
+        != is_taken
+    ), name
 
 
 @pytest.mark.slow
