@@ -16,7 +16,7 @@ from pybtex import plugin
 from sphinx.application import Sphinx
 from sphinx.util.typing import ExtensionMetadata
 
-from . import api, equations, figures, live, markdown, roles, scorecard
+from . import api, drawers, equations, figures, live, markdown, roles, scorecard
 
 DIRECTIVES = {
     "api": api.Api,
@@ -39,6 +39,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     for name in roles.ROLES:
         app.add_role(name, roles.Number())
     app.add_transform(figures.Numbered)
+    app.add_transform(drawers.Drawers)
     api.connect(app)
     equations.connect(app)
     app.connect("env-get-updated", figures.count_by_page, priority=600)

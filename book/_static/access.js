@@ -26,6 +26,18 @@ window.addEventListener("DOMContentLoaded", () => {
   }
 });
 
+/* A link to something in a closed part of the page opens it. */
+function openTarget() {
+  const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (!target) return;
+  const closed = [...document.querySelectorAll("details:not([open])")].filter((details) =>
+    details.contains(target) || (details.parentElement === target && details.matches(".drawer")));
+  for (const details of closed) details.open = true;
+  if (closed.length) target.scrollIntoView();
+}
+window.addEventListener("hashchange", openTarget);
+window.addEventListener("load", openTarget);
+
 /* Paper is light, whatever the screen is. */
 let shown;
 window.addEventListener("beforeprint", () => {

@@ -288,3 +288,13 @@ def test_the_reference_shows_signatures_text_and_examples(book, tmp_path, monkey
     said = " ".join(unescape(re.sub("<[^>]+>", "", page)).split())
     for part in ("Measure |x| of Xiang [Xia24].", "size(a: int, *rest: int) → int", "(*rest, a)"):
         assert part in said
+
+
+def test_a_drawer_is_closed_below_its_heading(book):
+    book.write("page.md", "# P\n\nStory.\n\n(01-drawer)=\n## Behind\n\n### A part\n\nNumbers.")
+    assert not book.build()
+    html = book.html("page")
+    section = html[html.index('id="behind"') : html.index("</details>")]
+    assert section.index("<h2>Behind") < section.index("<details") < section.index("A part")
+    assert "Story" not in section
+    assert " open" not in section
