@@ -36,7 +36,7 @@ def test_a_row_has_every_column_and_no_result_is_not_run(make_ledger, tmp_path):
     measured("90.first", 0.5)
     table = scorecard.rows(claims.read_results(tmp_path / "results"))
     assert [[(entry.verdict, entry.value) for entry in row.values()] for row in table] == [
-        [("holds in a weaker form", "0.500"), *[("not run",) * 2] * 5],
+        [("weaker", "0.500"), *[("not run",) * 2] * 5],
         [*[("not run",) * 2] * 2, *[("–",) * 2] * 4],
     ]
     assert scorecard.published(table[0]["mini"].claim) == "−13.898"
@@ -52,17 +52,17 @@ def test_the_null_is_the_run_with_random_weights_or_the_cells_own(make_ledger, t
     said = [(entry.verdict, entry.value) for entry in row.values()]
     undefined = ("not measurable",) * 2
     none = ("not run", "not run")
-    wanted = [("holds in a weaker form", "3.0 ± 0.6"), undefined, none, none]
+    wanted = [("weaker", "3.0 ± 0.6"), undefined, none, none]
     assert said == [*wanted, ("reproduced", "3.00"), none]
     measured("90.first", 2.0, null=[0.0, 0.0])
     row, _ = scorecard.rows(claims.read_results(tmp_path / "results"))
-    assert (row["mini-null"].verdict, row["mini-null"].value) == ("does not hold", "0")
+    assert (row["mini-null"].verdict, row["mini-null"].value) == ("fails its bar", "0")
 
 
 def test_verdicts_are_counted_by_fields_of_their_claims(make_ledger, tmp_path):
     make_ledger("90_demo", LEDGER)
     measured("90.first", -1.0)
     table = scorecard.rows(claims.read_results(tmp_path / "results"))
-    assert scorecard.tally(scorecard.of(table, kind="finding")) == {"does not hold": 1}
+    assert scorecard.tally(scorecard.of(table, kind="finding")) == {"fails its bar": 1}
     assert scorecard.tally(scorecard.of(table, kind="erratum")) == {"not run": 1}
     assert scorecard.of(table, origin="note") == []

@@ -100,7 +100,7 @@ def rules(claim: Claim) -> list[str]:
     lines = []
     for tier, criteria in claim.tiers.items():
         over = f", over {what}" if (what := claim.said("over", tier)) else ""
-        weaker = f"; in a weaker form if it is {criteria['weaker']}" if "weaker" in criteria else ""
+        weaker = f"; *weaker* if it is {criteria['weaker']}" if "weaker" in criteria else ""
         rule = f"It holds if the whole 95 % interval is {criteria['holds']}{weaker}."
         lines.append(f"- {COLUMNS[tier]}: {_line(claim.said('measure', tier))}{over}. {rule}")
     lines.append(f"- Bounds: {_line(claim.tolerance)}")

@@ -5,12 +5,12 @@ it names. ``judge`` has the last word on a verdict, beside the null.
 
 Each notebook has a ledger, ``NN_chapter.yml``, written before the measurement; a claim that cannot
 fail is refused. A criterion is ``"> a"``, ``">= a"``, ``"< a"``, ``"<= a"`` or ``"a .. b"`` (both
-ends included). A claim *holds* if the whole 95 % interval of the mean meets the criterion, *in a
-weaker form* if the whole interval meets that or a second, weaker one that the ledger names; it
-*does not hold* if no part of the interval meets the weaker one (or the criterion, if it is alone),
-and is *inconclusive* else. The *null* is the same measurement on networks with random weights, or
-what the ledger names. A finding whose null does as well is *uninformative*. Verdicts are never
-stored: they follow from what was measured.
+ends included). A claim *holds* if the whole 95 % interval of the mean meets the criterion. It is
+*weaker* if the whole interval meets that or a second criterion that the ledger names. It *fails
+its bar* if no part of the interval meets the first, and there are *too few to tell* if a part does.
+The *null* is the same measurement on networks with random weights, or what the ledger names. Where
+the finding is reached, but the null reaches as much, the verdict is that the *null does as well*.
+Verdicts are never stored: they follow from what was measured.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from ..files import CHECKOUT, output_folder, read_json, write_json
 ROOT = Path(__file__).parent
 KINDS = ("finding", "identity", "erratum")
 ORIGINS = ("paper", "note", "own")
-HOLDS, WEAKER, UNCLEAR, FAILS = "holds", "holds in a weaker form", "inconclusive", "does not hold"
-SAME, UNDEFINED = "uninformative", "not measurable"
+HOLDS, WEAKER, UNCLEAR, FAILS = "holds", "weaker", "too few to tell", "fails its bar"
+SAME, UNDEFINED = "null does as well", "not measurable"
 JUDGED = (HOLDS, WEAKER, UNCLEAR, FAILS, SAME)
 VERDICTS = (*JUDGED, UNDEFINED, "not run")
 CRITERIA = ("holds", "weaker")
@@ -109,12 +109,12 @@ class Claim:
         first, last = max(low, value - reach), min(high, value + reach)
         bounds = [float(x) for text in criteria.values() for x in re.findall(NUMBER, text)]
         points = [first, value, last, *(x for x in bounds if first < x < last)]
-        tests, met = [criterion(criteria[name]) for name in CRITERIA if name in criteria], [False]
-        for number, word in enumerate((HOLDS, WEAKER)[: len(tests)], 1):
-            met = [any(test(x) for test in tests[:number]) for x in points]
-            if all(met):
-                return word
-        return UNCLEAR if any(met) else FAILS
+        strong, weaker = (criterion(criteria.get(k, criteria["holds"])) for k in CRITERIA)
+        if all(map(strong, points)):
+            return HOLDS
+        if all(strong(x) or weaker(x) for x in points):
+            return WEAKER
+        return UNCLEAR if any(map(strong, points)) else FAILS
 
 
 @cache
@@ -327,8 +327,9 @@ def _refuse(result: Result) -> None:
 
 
 def judge(result: Result, null: Result | None) -> str:
-    """The verdict on a result beside its null: a finding that does no better is uninformative, and
-    inconclusive where they are pairs and the interval of their difference has 0 in it."""
+    """The verdict on a result beside its null. The null does as well as a finding if its verdict is
+    as good; there are too few to tell if they are pairs and the interval of their difference has 0
+    in it."""
     word, good = result.verdict, (HOLDS, WEAKER)
     if find(result.id).kind != "finding" or not null or word not in good:
         return word
@@ -423,7 +424,7 @@ def criterion(text: str) -> Callable[[float], bool]:
 
 
 def refuse_if_it_cannot_fail(claim: Claim) -> None:
-    """Each verdict, ``does not hold`` too, must be that of some value the measure can take."""
+    """Each verdict, ``fails its bar`` too, must be that of some value the measure can take."""
     for what, value, known in (("kind", claim.kind, KINDS), ("origin", claim.origin, ORIGINS)):
         if value not in known:
             raise unknown(f"{what} in {claim.id}", value, known)

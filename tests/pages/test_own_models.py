@@ -95,7 +95,7 @@ class Ran:
         self.missing -= set(self.written) | self.undefined
 
     def check(self, fails=(), holds=()):
-        wanted = dict.fromkeys(fails, "does not hold") | dict.fromkeys(holds, "holds")
+        wanted = dict.fromkeys(fails, "fails its bar") | dict.fromkeys(holds, "holds")
         assert {name: self.written[name].verdict for name in wanted} == wanted
 
 
