@@ -28,8 +28,6 @@ export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
 # Two files at a time; nbval runs every notebook and compares its outputs with the committed ones.
 RESULTS := $(CURDIR)/_build/test/results
 PYTEST = HF_HUB_OFFLINE=1 ICLUTILS_RESULTS=$(RESULTS) $(BIN)/python -m pytest
-NBVAL := --nbval --nbval-current-env --nbval-cell-timeout 300 --nbval-kernel-startup-timeout 120 \
-  --nbval-sanitize-with tests/sanitize.cfg --ignore notebooks/assignments
 TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
 GRADED = $(if $(MASTERS),--masters "$(MASTERS)") $(if $(BUILD),--build "$(BUILD)")
 NUMBERS = $(if $(ARGS),,WHOLE=1) $(PYTEST) tests/test_numbers.py -q
@@ -48,12 +46,12 @@ book: $(READY)  ## run the chapters that changed, build the pages of what ran, c
 
 test: lint  ## lint, types, tests, each notebook against its outputs (nbval), its numbers, the pages
 	@rm -rf $(RESULTS)
-	@status=0; $(PYTEST) tests notebooks $(TOGETHER) $(NBVAL) $(ARGS) || status=1; \
+	@status=0; $(PYTEST) tests notebooks --nbval $(TOGETHER) $(ARGS) || status=1; \
 	  $(NUMBERS) || status=1; exit $$status
 
 nightly: lint  ## all of it: also what is exhaustive or long, and part of the tier real
 	@rm -rf $(RESULTS)
-	@status=0; $(PYTEST) tests notebooks -m "nightly or not nightly" $(TOGETHER) $(NBVAL) $(ARGS) \
+	@status=0; $(PYTEST) tests notebooks -m "nightly or not nightly" --nbval $(TOGETHER) $(ARGS) \
 	  || status=1; $(NUMBERS) || status=1; \
 	  for null in trained random; do $(BIN)/python tools/run.py --weights $$null || status=1; \
 	  $(BIN)/python tools/run.py --tier real-part --weights $$null || status=1; done; \

@@ -1,11 +1,26 @@
-"""For nbval alone: what the kernels of the notebooks are told."""
+"""For nbval alone: its options, and what the kernels are told."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from iclutils.zoo import smollm2
+
+collect_ignore = ["assignments"]
+OPTIONS = {
+    "current_env": True,
+    "cell_timeout": 600,  # seconds
+    "kernel_startup_timeout": 120,
+    "sanitize_with": str(Path(__file__).parents[1] / "tests/sanitize.cfg"),
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The same options wherever the notebooks are compared."""
+    for name, value in OPTIONS.items():
+        setattr(config.option, f"nbval_{name}", value)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,6 +1,7 @@
 """Fixtures that several test modules share."""
 
 import importlib
+import json
 import os
 import shutil
 from pathlib import Path
@@ -17,14 +18,8 @@ for _library in ("transformer_lens", "sklearn.linear_model", "matplotlib.pyplot"
     importlib.import_module(_library)
 
 ROOT = Path(__file__).parents[1]
-LONGEST = (
-    "02_label_anchors.ipynb",
-    "06_attention_circuits.ipynb",
-    "07_every_lens.ipynb",
-    "01_gpt2_induction.ipynb",
-    "05_contrastive_kernel.ipynb",
-    "03_ridge_ols.ipynb",
-)
+TIMES = json.loads((ROOT / "book/runs.json").read_text(encoding="utf-8"))["mini"]
+LONGEST = sorted(TIMES, key=lambda name: -TIMES[name]["seconds"])
 # Drawn tests do not time themselves, and draw the same every time: a failure is there to stay.
 quiet = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 settings.register_profile("book", **quiet, derandomize=True)
@@ -33,7 +28,7 @@ settings.load_profile("book")
 
 def pytest_collection_modifyitems(items):
     """What takes longest begins first: the largest notebooks, then the pages."""
-    order = [*LONGEST, "pages"]
+    order = [*(f"{name}.ipynb" for name in LONGEST), "pages"]
     places = {name: place for place, name in enumerate(order)}
     items.sort(key=lambda item: min(places.get(part, 99) for part in item.path.parts))
 

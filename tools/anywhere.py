@@ -59,10 +59,8 @@ def measure(kind: str, threads: int) -> tuple[str, bool]:
     WORK.mkdir(parents=True, exist_ok=True)
     settings = {"ICLUTILS_RESULTS": str(results), "OMP_NUM_THREADS": str(threads)}
     here = os.environ | CPU[kind] | settings | {"HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "pytest", "notebooks", "--nbval", "--nbval-current-env",
-               "--nbval-cell-timeout=600", "--nbval-kernel-startup-timeout=120",
-               "--nbval-sanitize-with=tests/sanitize.cfg", "--ignore=notebooks/assignments",
-               "-n", "2" if threads == 1 else "1", "--dist=loadfile", "-q"]  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "notebooks", "--nbval", "-q",
+               "-n", "2" if threads == 1 else "1", "--dist=loadfile"]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, env=here, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
     (WORK / f"{kind}-{threads}.log").write_text(done.stdout)

@@ -1,12 +1,14 @@
 """The committed notebooks: fit to be compared, and true to the ledger.
 
-The nightly run has nbval go over ``notebooks/``. Here are the rules that nbval does not know
+nbval compares what their cells print. Here are the rules that nbval does not know
 (``notebook_rules``), and a stand-in that breaks each of them in turn.
 """
 
 import json
 import re
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -157,3 +159,17 @@ def test_sanitizing_touches_no_number():
     for pattern, replacement in get_sanitize_patterns(SANITIZE.read_text()):
         for line in lines:
             assert re.sub(pattern, replacement, line) == line
+
+
+@pytest.mark.parametrize("printed", ["3 heads match", "4 heads match", "3 heads read"])
+def test_nbval_sees_a_changed_number_and_a_changed_word(tmp_path, printed):
+    cell = nbformat.v4.new_code_cell('print("3 heads match")', execution_count=1)
+    cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text=f"{printed}\n")]
+    kernel = {"display_name": "Python 3", "name": "python3", "language": "python"}
+    page = nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": kernel})
+    nbformat.write(page, tmp_path / "page.ipynb")
+    command = [sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider"]
+    options = [f"--confcutdir={tmp_path}", f"--rootdir={tmp_path}", tmp_path / "page.ipynb"]
+    done = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True)
+    assert ("1 passed" in done.stdout) == (printed == "3 heads match"), done.stdout
+    assert ("1 failed" in done.stdout) == (printed != "3 heads match"), done.stdout
