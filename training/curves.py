@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from iclutils.chapters.attention_circuits import stability
-from iclutils.chapters.label_anchors.copying import checkpoint_metrics
+from iclutils.chapters.label_anchors.answers import answers, label_loyalty
+from iclutils.chapters.label_anchors.isolation import isolated
 from iclutils.interp import attribution, clean_corrupt
 from iclutils.interp.head_scores import score_heads
 from iclutils.interp.readout import icl_score, predictions
@@ -48,12 +49,24 @@ def copying(work: Path, steps: Sequence[int]) -> Rows:
 
 
 def classifying(work: Path, steps: Sequence[int]) -> Rows:
-    """Measure a model that classifies: shares of chapter 02, and how alike its circuits are."""
+    """Measure a model that classifies: shares of chapter 02, and how alike its circuits are.
+
+    ``aggregation`` is the share of predictions that change when the label words are isolated in the
+    first two layers.
+    """
     few = topics.sample(200, generator("evaluation", 1), shots=1)[:64]
 
     def measure(net: TransformerBridge) -> dict[str, float]:
         copied = repeated_tokens(net, 32, 24, generator("copied"))
-        return checkpoint_metrics(net, few, copied, layers=2)
+        _, right = predictions(net, copied.tokens)
+        prefix = score_heads(net, copied.tokens, copied.length)["prefix"].mean(0)
+        clean, cut = answers(net, few), isolated(net, few, range(2))
+        return {
+            "copying": right[:, copied.clean_half].float().mean().item(),
+            "prefix": prefix.max().item(),
+            "accuracy": clean.correct.float().mean().item(),
+            "aggregation": 1 - label_loyalty(cut, clean).float().mean().item(),
+        }
 
     return _along(work, steps, measure)
 

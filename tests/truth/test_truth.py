@@ -181,9 +181,7 @@ def chapter_02(net, given):
         ),
         "saliency per edge in layers 0, 14, 21": flow.mean[0, some] * 1000,
         "shares in layers 0, 14, 21": flow.relative[some],
-        "label words isolated in 5 layers": (
-            isolation.isolated_by_set(net, asked, range(5)).class_logits
-        ),
+        "label words isolated in 5 layers": (isolation.isolated(net, asked, range(5)).class_logits),
         "attention to earlier tokens zeroed in 5 layers": (
             answers.answers(net, asked, zeroed).class_logits
         ),

@@ -5,20 +5,21 @@ prompts under dozens of changes fit into memory. Source: Wang et al. 2023, secti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...interp.hooks import Hook
+from ...interp.hooks import Head, Hook, How, ablate_sets, logits_under
 from ...interp.kv_cache import answer_from_cache, cache_demonstrations, demonstrations, sets
 from ...interp.readout import in_batches, target_logits
 from ...models import TransformerBridge
 from ...tasks.prompts import Prompts, class_logits
 
 LIKELIEST = 10  # words kept of every answer
+Hooks = Callable[[Prompts], Sequence[Hook]]  # made for the prompts of a pass
 
 
 @dataclass(frozen=True)
@@ -31,36 +32,53 @@ class Answers:
 
     @classmethod
     def of(cls, prompts: Prompts, logits: Float[Tensor, "batch vocab"]) -> Answers:
-        """The answers that logits at the targets of ``prompts`` give."""
+        """Return the answers that logits at the targets of ``prompts`` give."""
         words = logits.topk(min(LIKELIEST, logits.shape[1])).indices
         return cls(class_logits(prompts, logits), words, prompts.gold)
 
     @classmethod
     def join(cls, parts: Sequence[Answers]) -> Answers:
-        """Those of several batches as one."""
-        columns = zip(*((p.class_logits, p.words, p.gold) for p in parts), strict=True)
+        """Return the answers of several batches as one."""
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
         return cls(*map(torch.cat, columns))
 
     def __getitem__(self, rows: slice | Int[Tensor, "rows"]) -> Answers:
-        """Those of some of the prompts."""
+        """Return the answers to some of the prompts."""
         return Answers(self.class_logits[rows], self.words[rows], self.gold[rows])
 
     @property
     def predicted(self) -> Int[Tensor, "batch"]:
-        """Class of the likeliest label word."""
+        """Return the class of the likeliest label word."""
         return self.class_logits.argmax(-1)
 
     @property
     def margin(self) -> Float[Tensor, "batch"]:
-        """By how much the right class's logit exceeds the next."""
+        """Return by how much the right class's logit exceeds the next."""
         gold = self.gold[:, None]
         rest = self.class_logits.scatter(1, gold, -torch.inf).amax(1)
         return self.class_logits.gather(1, gold)[:, 0] - rest
 
     @property
     def correct(self) -> Bool[Tensor, "batch"]:
-        """Whether that is the query's class."""
+        """Return whether the query's class is predicted."""
         return self.predicted == self.gold
+
+
+def collect(
+    prompts: Prompts,
+    batch_size: int | None,
+    what: str,
+    logits: Callable[[Prompts, Int[Tensor, "rows"]], Float[Tensor, "rows vocab"]],
+) -> Answers:
+    """Return the answers to all prompts, ``batch_size`` in a pass (None: all), from ``logits`` of
+    some prompts and their rows; ``what`` names the progress bar."""
+    columns = in_batches(
+        prompts,
+        batch_size,
+        what,
+        lambda some, rows: vars(Answers.of(some, logits(some, rows))).values(),
+    )
+    return Answers(*columns)
 
 
 def answers(
@@ -69,41 +87,69 @@ def answers(
     hooks: Sequence[Hook] = (),
     batch_size: int | None = None,
 ) -> Answers:
-    """Answers of a model; ``hooks`` are of the whole batch, and only without ``batch_size``."""
+    """Return the model's answers; ``hooks`` are of the whole batch, and only without
+    ``batch_size``. Where many prompts share their demonstrations ``answers_by_set`` is faster."""
     if hooks:
         return Answers.of(prompts, target_logits(model, prompts, hooks, batch_size))
-
-    def of(batch: Prompts, _: Tensor) -> Iterable[Tensor]:
-        return vars(Answers.of(batch, target_logits(model, batch))).values()
-
-    return Answers(*in_batches(prompts, batch_size, "answers", of))
+    return collect(prompts, batch_size, "answers", lambda some, _: target_logits(model, some))
 
 
 def answers_by_set(
     model: TransformerBridge,
     prompts: Prompts,
-    shown: Callable[[Prompts], Sequence[Hook]] = lambda _: (),
-    asked: Callable[[Prompts], Sequence[Hook]] = lambda _: (),
+    on_shown: Hooks = lambda _: (),
+    on_query: Hooks = lambda _: (),
     batch_size: int | None = None,
 ) -> Answers:
-    """The same where many prompts share their demonstrations, which are read once: each set
-    (prompts of one row, without a query) under the hooks that ``shown`` makes of it, its queries
-    under those that ``asked`` makes of its prompts, ``batch_size`` in a pass."""
+    """Return the answers to prompts that share demonstrations, each set of which is read once.
+
+    A set is read under the hooks that ``on_shown`` makes of it (one prompt, without its query), its
+    queries under those that ``on_query`` makes of their prompts, ``batch_size`` in a pass."""
     by_set, groups = [], sets(prompts)
     for rows in groups:
         one = prompts[rows[:1]]
-        keep = demonstrations(one)
-        width = int(keep.sum())
-        alone = replace(one, tokens=one.tokens[:, :width], roles=one.roles[:, :width])
-        held = cache_demonstrations(model, one, keep, shown(alone))
-        for few in map(prompts.__getitem__, rows.split(batch_size or len(rows))):
-            by_set.append(Answers.of(few, answer_from_cache(model, held, few, hooks=asked(few))))
+        hooks = on_shown(demonstrations_alone(one))
+        held = cache_demonstrations(model, one, demonstrations(one), hooks)
+        for some in map(prompts.__getitem__, rows.split(batch_size or len(rows))):
+            logits = answer_from_cache(model, held, some, hooks=on_query(some))
+            by_set.append(Answers.of(some, logits))
     return Answers.join(by_set)[torch.cat(groups).argsort()]
 
 
+def demonstrations_alone(one: Prompts) -> Prompts:
+    """Return a single prompt without its query."""
+    width = int(demonstrations(one).sum())
+    return replace(one, tokens=one.tokens[:, :width], roles=one.roles[:, :width])
+
+
+def answers_without(
+    model: TransformerBridge,
+    prompts: Prompts,
+    sets: Sequence[Sequence[Head]],
+    how: How = "mean",
+    other: Int[Tensor, "batch pos"] | None = None,
+) -> list[Answers]:
+    """Return the answers without each set of heads, which write their mean over these prompts, or
+    nothing, or what they write on ``other`` tokens of the same shape."""
+    other = prompts.tokens if other is None else other
+    hooks = ablate_sets(model, prompts.tokens, sets, how, other)
+    scores = logits_under(model, prompts.tokens, hooks, prompts.target[:, None])
+    return [Answers.of(prompts, one[:, 0]) for one in scores]
+
+
+def answers_by_set_without(
+    model: TransformerBridge, prompts: Prompts, sets: Sequence[Sequence[Head]], others: Prompts
+) -> list[Answers]:
+    """Return ``answers_without`` heads, which write their mean over ``others``, where prompts share
+    demonstrations: each set of these is read once."""
+    ways = ablate_sets(model, others.tokens, sets, "mean", others.tokens)
+    always: list[Hooks] = [lambda _, hooks=hooks: hooks for hooks in ways]  # type: ignore[misc]
+    return [answers_by_set(model, prompts, hooks, hooks) for hooks in always]
+
+
 def centred(told: Answers, prompts: Prompts) -> Answers:
-    """Answers less the mean logit of each class over the prompts with the same demonstrations: a
-    preference for one label word would decide in place of the query."""
+    """Return answers less the mean logit of each class over the prompts with the same
+    demonstrations: a preference for one label word would decide in place of the query."""
     logits = told.class_logits.clone()
     for rows in sets(prompts):
         logits[rows] -= logits[rows].mean(0)

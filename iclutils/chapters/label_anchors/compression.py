@@ -6,13 +6,13 @@ formatting) are kept, at their positions, and the query is answered from them. S
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
+from torch.utils.benchmark import Timer
 
 from ...errors import IclError
 from ...interp import kv_cache
@@ -20,7 +20,7 @@ from ...interp.kv_cache import Keep, answer_from_cache, cache_demonstrations, de
 from ...interp.readout import in_batches, target_logits
 from ...models import TransformerBridge
 from ...tasks.prompts import Prompts, Role
-from .answers import Answers, label_loyalty
+from .answers import Answers
 
 Rule = Callable[[Prompts], Keep]  # which tokens are kept
 
@@ -57,10 +57,9 @@ def text_anchor(prompts: Prompts) -> Prompts:
     keep = prompts.kept & (prompts.roles != Role.TEXT)
     index, held = kv_cache.packed(keep)
     moved = keep.cumsum(1) - 1
-    padding = int(prompts.tokens[~prompts.kept][0]) if bool((~prompts.kept).any()) else 0
     return replace(
         prompts,
-        tokens=prompts.tokens.gather(1, index).masked_fill(~held, padding),
+        tokens=prompts.tokens.gather(1, index),  # what stands after the target, nothing reads
         roles=prompts.roles.gather(1, index).masked_fill(~held, int(Role.PAD)),
         target=moved.gather(1, prompts.target[:, None])[:, 0],
         label_pos=moved.gather(1, prompts.label_pos),
@@ -108,44 +107,35 @@ def compress_each(
         cache = shared or cache_demonstrations(model, batch, everything(batch))
         for mask in masks:
             kept = cache.keep((mask if len(mask) == 1 else mask[rows])[:, : cache.held.shape[1]])
-            stays = offset and bool(kept.held.any())
-            yield from vars(
-                Answers.of(batch, answer_from_cache(model, kept, batch, stays))
-            ).values()
+            logits = answer_from_cache(model, kept, batch, offset and bool(kept.held.any()))
+            yield from vars(Answers.of(batch, logits)).values()
 
     columns = iter(in_batches(prompts, batch_size, "compression", measure))
     return [Answers(*fields) for fields in zip(columns, columns, columns, strict=True)]
 
 
-def hidden_random_top(
-    model: TransformerBridge,
-    prompts: Prompts,
-    clean: Answers,
-    generator: torch.Generator,
-    draws: int = 20,
-    batch_size: int | None = None,
-) -> Answers:
-    """Return Hidden_random-top: of several draws of ``hidden_random`` the answers of the one with
-    the highest label loyalty to ``clean``."""
-    shown = prompts[:1] if kv_cache.shares_demonstrations(prompts) else prompts
-    masks = [hidden_random(shown, generator) for _ in range(draws)]
-    by_draw = compress_each(model, prompts, masks, batch_size=batch_size)
-    return max(by_draw, key=lambda one: label_loyalty(one, clean).float().mean())
+def tokens_read(
+    prompts: Prompts, keep: Keep
+) -> dict[str, tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]]:
+    """Return how many tokens go through the model for a query, and how many keys and values per
+    layer and head it holds besides, in three ways.
+
+    ``re-encoded``: the whole prompt (the paper's baseline); ``prefix``: keys and values of all
+    demonstration tokens re-used (the fair baseline); ``compressed``: of those in ``keep`` alone.
+    """
+    shown, total = demonstrations(prompts).sum(1), prompts.target + 1
+    return {
+        "re-encoded": (total, torch.zeros_like(total)),
+        "prefix": (total - shown, shown),
+        "compressed": (total - shown, keep.sum(1)),
+    }
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Mean cost of a query: tokens that go through the model, keys and values per layer and head
-    that it holds besides, and multiply-adds of all matrix products."""
-
-    fed: float
-    memory: float
-    multiply_adds: float
-
-
-def multiply_adds(model: TransformerBridge, fed: int, memory: int = 0) -> int:
-    """Return the multiply-adds of a pass over ``fed`` tokens with ``memory`` cached ones: weights,
-    causal attention, and one row of the unembedding."""
+def multiply_adds(
+    model: TransformerBridge, fed: Int[Tensor, "batch"], memory: Int[Tensor, "batch"]
+) -> Int[Tensor, "batch"]:
+    """Return the multiply-adds of all matrix products of a pass over ``fed`` tokens with ``memory``
+    cached ones (``tokens_read``): weights, causal attention, one row of the unembedding."""
     cfg = model.cfg
     inner = cfg.n_heads * cfg.d_head
     mlp = (3 if cfg.gated_mlp else 2) * cfg.d_model * (cfg.d_mlp or 0)
@@ -154,45 +144,24 @@ def multiply_adds(model: TransformerBridge, fed: int, memory: int = 0) -> int:
     return cfg.n_layers * (weights + 2 * inner * edges) + cfg.d_model * cfg.d_vocab
 
 
-def costs(model: TransformerBridge, prompts: Prompts, keep: Keep) -> dict[str, Cost]:
-    """Return the mean cost of a query in three ways. ``re-encoded``: the whole prompt (the paper's
-    baseline); ``prefix``: keys and values of all demonstration tokens re-used (the fair baseline);
-    ``compressed``: of those in ``keep`` alone."""
-    shown, kept = demonstrations(prompts).sum(1), keep.sum(1)
-    total, none = prompts.target + 1, torch.zeros_like(kept)
-    found = {}
-    for way, fed, memory in (
-        ("re-encoded", total, none),
-        ("prefix", total - shown, shown),
-        ("compressed", total - shown, kept),
-    ):
-        pairs = list(zip(fed.tolist(), memory.tolist(), strict=True))
-        adds = [multiply_adds(model, *pair) for pair in pairs]
-        found[way] = Cost(*map(statistics.fmean, (*zip(*pairs, strict=True), adds)))
-    return found
-
-
-def seconds(
-    model: TransformerBridge, prompts: Prompts, batch: int = 1, repeats: int = 5
-) -> dict[str, float]:
-    """Return median wall-clock seconds per query, for the three ways of ``costs`` in turns, of
-    which the first is not counted; shared demonstrations are read before, as in the paper."""
+def seconds(model: TransformerBridge, prompts: Prompts, repeats: int = 5) -> dict[str, float]:
+    """Return median wall-clock seconds per query, one query in a pass, in the three ways of
+    ``tokens_read``; shared demonstrations are read before, as in the paper."""
     if not kv_cache.shares_demonstrations(prompts):
         raise IclError("A speed-up needs prompts that share their demonstrations.")
-    chunks = [prompts[start : start + batch] for start in range(0, len(prompts), batch)]
+    one = prompts[:1]
     prefix, small = (
-        cache_demonstrations(model, prompts[:1], rule(prompts[:1]))
-        for rule in (everything, hidden_anchor)
+        cache_demonstrations(model, one, rule(one)) for rule in (everything, hidden_anchor)
     )
     ways: dict[str, Callable[[Prompts], Tensor]] = {
-        "re-encoded": lambda chunk: target_logits(model, chunk),
-        "prefix": lambda chunk: answer_from_cache(model, prefix, chunk),
-        "compressed": lambda chunk: answer_from_cache(model, small, chunk),
+        "re-encoded": lambda query: target_logits(model, query),
+        "prefix": lambda query: answer_from_cache(model, prefix, query),
+        "compressed": lambda query: answer_from_cache(model, small, query),
     }
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    for name in [*ways] * (1 + repeats):
-        began = time.perf_counter()
-        for chunk in chunks:
-            ways[name](chunk).sum().item()  # waits for a GPU
-        taken[name].append((time.perf_counter() - began) / len(prompts))
-    return {name: statistics.median(values[1:]) for name, values in taken.items()}
+
+    def median(way: Callable[[Prompts], Tensor]) -> float:
+        timer = Timer("for query in prompts: way(query)", globals={"prompts": prompts, "way": way})
+        times = [timer.timeit(1).median for _ in range(repeats)]  # each after a warm-up
+        return sorted(times)[repeats // 2] / len(prompts)
+
+    return {name: median(way) for name, way in ways.items()}

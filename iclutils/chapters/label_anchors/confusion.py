@@ -40,31 +40,33 @@ def queries_and_keys(
     def watch(kind: str, at: Int[Tensor, "batch place"]) -> list[Hook]:
         prompt = torch.arange(len(at), device=at.device)[:, None]
 
-        def keep(value: Tensor, hook: object, name: str) -> Tensor:  # (batch, pos, head, d_head)
+        def store(value: Tensor, hook: object, name: str) -> Tensor:  # (batch, pos, head, d_head)
             seen[name].append(value[prompt, at].flatten(-2))  # (batch, place, width)
             return value
 
         names = [get_act_name(kind, layer) for layer in range(model.cfg.n_layers)]
-        return [(name, partial(keep, name=name)) for name in names]
+        return [(name, partial(store, name=name)) for name in names]
 
-    def asked(some: Prompts) -> list[Hook]:
+    def keys_of_labels(shown: Prompts) -> list[Hook]:
+        return watch("k", shown.label_pos)
+
+    def query_of_target(some: Prompts) -> list[Hook]:
         return watch("q", (some.target - demonstrations(some).sum(1))[:, None])
 
-    told = answers_by_set(
-        model, prompts, lambda some: watch("k", some.label_pos), asked, batch_size
-    )
+    found = answers_by_set(model, prompts, keys_of_labels, query_of_target, batch_size)
     keys, queries = (
         torch.stack([torch.cat(seen[get_act_name(kind, la)]) for la in range(model.cfg.n_layers)])
         for kind in "kq"
     )  # (layer, 1, demo, width), (layer, batch, 1, width)
     share = prompts.of_class()[0].to(keys.dtype)  # (demo, cls)
-    return queries[:, :, 0], torch.einsum("dc,ldw->lcw", share / share.sum(0), keys[:, 0]), told
+    by_class = torch.einsum("dc,ldw->lcw", share / share.sum(0), keys[:, 0])
+    return queries[:, :, 0], by_class, found
 
 
 def key_distances(
     queries: Float[Tensor, "*lead batch width"],
     keys: Float[Tensor, "*lead cls width"],
-    directions: int,
+    directions: int = 10,
 ) -> Float[Tensor, "*lead cls cls"]:
     """Return distances of keys, each projected to ``sigma_m * (v_m . k)``, not centred, with v_m
     the first ``directions`` principal directions of the queries and sigma_m their standard
@@ -81,15 +83,12 @@ def key_distances(
 
 
 def predicted_confusion(
-    queries: Float[Tensor, "*lead batch width"],
-    keys: Float[Tensor, "*lead cls width"],
-    directions: int = 10,
+    distances: Float[Tensor, "*lead cls cls"],
 ) -> Float[Tensor, "*lead cls cls"]:
     """Return ``key_distances`` over the largest: small is easily confused. NaN where all keys
     coincide, 1 on the diagonal."""
-    distances = key_distances(queries, keys, directions)
     relative = distances / distances.amax((-2, -1), keepdim=True)
-    same = torch.eye(keys.shape[-2], dtype=torch.bool, device=keys.device)
+    same = torch.eye(distances.shape[-1], dtype=torch.bool, device=distances.device)
     return relative.masked_fill(same, 1.0)
 
 

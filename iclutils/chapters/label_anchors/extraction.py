@@ -9,8 +9,10 @@ from __future__ import annotations
 import statistics
 from itertools import permutations
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from scipy.stats import rankdata
 from torch import Tensor
 
 from ...interp.readout import in_batches
@@ -22,8 +24,8 @@ from .answers import answers
 def label_attention(
     model: TransformerBridge, prompts: Prompts, batch_size: int | None = None
 ) -> tuple[Float[Tensor, "batch layer cls"], Int[Tensor, "batch"]]:
-    """The target's attention to the label words of each class, ``a_l[c]``, summed over the heads
-    and the label words of class c, and the class predicted."""
+    """Return the target's attention to the label words of each class, ``a_l[c]``, summed over the
+    heads and the label words of class c, and the class predicted."""
     by_head, predicted = _by_head(model, prompts, batch_size)
     return by_head.sum(2), predicted
 
@@ -31,8 +33,8 @@ def label_attention(
 def label_reading(
     model: TransformerBridge, prompts: Prompts, every: bool = False
 ) -> Float[Tensor, "layer head"]:
-    """Mean attention of every head from the target to the predicted class's label words, or to
-    all."""
+    """Return the mean attention of every head from the target to the predicted class's label words,
+    or to all."""
     by_head, predicted = _by_head(model, prompts, None)
     chosen = torch.arange(len(prompts), device=predicted.device), slice(None), slice(None)
     return by_head.sum(-1).mean(0) if every else by_head[*chosen, predicted].mean(0)
@@ -59,8 +61,20 @@ def _by_head(
     return attention, predicted
 
 
+def correlation_within_layers(
+    one: Float[Tensor, "layer head"], other: Float[Tensor, "layer head"]
+) -> float:
+    """Return the rank correlation of two scores over heads, the mean rank of each layer taken out:
+    that both rise with depth does not count."""
+    a, b = (rankdata(x.cpu()).reshape(x.shape) for x in (one, other))
+    a, b = (x - x.mean(1, keepdims=True) for x in (a, b))
+    return float((a * b).sum() / np.sqrt((a**2).sum() * (b**2).sum()))
+
+
 def auc(scores: Float[Tensor, "batch cls"], predicted: Int[Tensor, "batch"]) -> float:
-    """Area under the ROC curve of ``scores`` for the class ``predicted``, as in the paper's code.
+    """Return the area under the ROC curve of ``scores`` for the class ``predicted``, as in the
+    paper's code.
+
     Two classes are told apart by the raw score of the second; with more, rows are divided by their
     sums (without any attention they count as even) and the areas of all pairs averaged (one-vs-one;
     Hand and Till 2001). With one alone it is NaN."""
@@ -77,7 +91,8 @@ def auc(scores: Float[Tensor, "batch cls"], predicted: Int[Tensor, "batch"]) -> 
 
 
 def area(higher: Float[Tensor, "one"], lower: Float[Tensor, "other"]) -> float:
-    """Area under the ROC curve: the share of pairs whose first is larger, of a tie one half."""
+    """Return the area under the ROC curve: the share of pairs whose first is larger, of a tie one
+    half; NaN without a pair."""
     gap = higher[:, None] - lower
     return float(((gap > 0).double() + (gap == 0).double() / 2).mean())
 
@@ -85,14 +100,14 @@ def area(higher: Float[Tensor, "one"], lower: Float[Tensor, "other"]) -> float:
 def auc_by_layer(
     attention: Float[Tensor, "batch layer cls"], predicted: Int[Tensor, "batch"]
 ) -> Float[Tensor, "layer"]:
-    """AUCROC_l: ``auc`` of every layer."""
+    """Return AUCROC_l: ``auc`` of every layer."""
     values = [auc(attention[:, layer], predicted) for layer in range(attention.shape[1])]
     return torch.tensor(values, dtype=torch.float64)
 
 
 def cumulative(aucs: Float[Tensor, "layer"]) -> Float[Tensor, "layer"]:
-    """R_l: share of all AUC above chance that the layers up to l hold. Terms may be negative, so it
-    need not rise. NaN where AUCs are, or if they sum to chance."""
+    """Return R_l: the share of all AUC above chance that the layers up to l hold. Terms may be
+    negative, so it need not rise. NaN where AUCs are, or if they sum to chance."""
     above = aucs - 0.5
     total = above.sum()
     return above.cumsum(0) / torch.where(total == 0, torch.nan, total)

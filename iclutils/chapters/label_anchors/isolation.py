@@ -17,10 +17,10 @@ from torch import Tensor
 from ...errors import IclError
 from ...interp.hooks import Hook, cut_attention
 from ...interp.kv_cache import demonstrations, sets
-from ...interp.readout import in_batches
+from ...interp.readout import target_logits
 from ...models import TransformerBridge
 from ...tasks.prompts import Prompts, Role
-from .answers import Answers, answers, answers_by_set
+from .answers import Answers, answers_by_set, collect, demonstrations_alone
 
 Positions = Int[Tensor, "batch isolated"]
 
@@ -31,13 +31,13 @@ def isolation(
     layers: Iterable[int],
     positions: Positions | None = None,
 ) -> list[Hook]:
-    """Hooks that isolate ``positions``, or all label words, in each of the ``layers``."""
+    """Make hooks that isolate ``positions``, or all label words, in each of the ``layers``."""
     cut = cut_edges(prompts, prompts.label_pos if positions is None else positions)
     return cut_attention(model, dict.fromkeys(layers, cut))
 
 
 def cut_edges(prompts: Prompts, positions: Positions) -> Bool[Tensor, "batch dest src"]:
-    """The edges that isolation cuts: from everything before a position into it."""
+    """Return the edges that isolation cuts: from everything before a position into it."""
     size = prompts.tokens.shape[1]
     inside = bool(((positions >= 0) & (positions < size)).all())
     if len(positions) != len(prompts) or not inside:
@@ -54,8 +54,10 @@ def isolated(
     positions: Positions | None = None,
     batch_size: int | None = None,
 ) -> Answers:
-    """Answers under ``isolation``; controls are ``random_positions`` and ``wrong_positions``.
-    Demonstrations that prompts share, cut at the same positions, are read once."""
+    """Return the answers under ``isolation``.
+
+    Controls are ``random_positions``, ``random_by_set`` and ``wrong_positions``. Demonstrations
+    that prompts share, cut at the same positions, are read once."""
     layers = list(layers)
     cut = prompts if positions is None else replace(prompts, label_pos=positions)
 
@@ -66,34 +68,14 @@ def isolated(
     alike = all(bool((cut.label_pos[rows] == cut.label_pos[rows[0]]).all()) for rows in groups)
     if len(groups) < len(prompts) and alike and bool((cut.label_pos < size).all()):
         return answers_by_set(model, cut, hooks, batch_size=batch_size)
-
-    def of(batch: Prompts, _: Tensor) -> Iterable[Tensor]:
-        return vars(answers(model, batch, hooks(batch))).values()
-
-    return Answers(*in_batches(cut, batch_size, "isolation", of))
-
-
-def isolated_by_set(
-    model: TransformerBridge,
-    prompts: Prompts,
-    layers: Iterable[int],
-    generator: torch.Generator | None = None,
-) -> Answers:
-    """``isolated`` where many prompts share their demonstrations, which are read once. With a
-    ``generator`` the ``random_positions`` that it draws instead."""
-    layers = list(layers)
-
-    def hooks(shown: Prompts) -> list[Hook]:
-        at = random_positions(shown, generator) if generator else None
-        return isolation(model, shown, layers, at)
-
-    return answers_by_set(model, prompts, hooks)
+    passes = batch_size, "isolation"
+    return collect(cut, *passes, lambda some, _: target_logits(model, some, hooks(some)))
 
 
 def random_positions(prompts: Prompts, generator: torch.Generator) -> Positions:
-    """The control: for each prompt as many random positions as it has label words, none of them
-    one, from 0 .. q-2 without replacement. The paper's code draws anew for every layer, so that it
-    cuts each word in few of them."""
+    """Draw the control: for each prompt as many random positions as it has label words, none of
+    them one, from 0 .. q-2 without replacement. The paper's code draws anew for every layer, so
+    that it cuts each word in few of them."""
     tokens, labels = prompts.tokens.cpu(), prompts.label_pos.cpu()
     free = torch.arange(tokens.shape[1]) <= prompts.target.cpu()[:, None] - 2
     free = free.scatter(1, labels, False)
@@ -106,9 +88,17 @@ def random_positions(prompts: Prompts, generator: torch.Generator) -> Positions:
     return drawn.to(prompts.tokens.device)
 
 
+def random_by_set(prompts: Prompts, generator: torch.Generator) -> Positions:
+    """Draw ``random_positions`` of the demonstrations, the same for all prompts that share them."""
+    drawn = torch.empty_like(prompts.label_pos)
+    for rows in sets(prompts):
+        drawn[rows] = random_positions(demonstrations_alone(prompts[rows[:1]]), generator)
+    return drawn
+
+
 def wrong_positions(prompts: Prompts, generator: torch.Generator) -> dict[str, Positions]:
-    """The null of the data, where flow or cut are said to be about label words: other tokens of
-    each demonstration that could be taken for its label word."""
+    """Return other tokens of each demonstration that could be taken for its label word: the null
+    of the data, where flow or cut are said to be about label words."""
     text, label = map(prompts.in_demonstrations, (Role.TEXT, Role.LABEL))
     drawn = torch.multinomial(text.flatten(0, 1).double().cpu(), 1, generator=generator)
     return {

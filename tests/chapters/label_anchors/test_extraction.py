@@ -12,6 +12,7 @@ from random_prompts import random_prompts
 from iclutils.chapters.label_anchors.extraction import (
     auc,
     auc_by_layer,
+    correlation_within_layers,
     cumulative,
     label_attention,
     label_reading,
@@ -87,3 +88,10 @@ def test_no_attention_counts_as_even_and_undefined_areas_are_nan():
 
 def test_r_gathers_what_is_above_chance():
     assert cumulative(torch.tensor([0.5, 0.75, 0.25, 1.0])).tolist() == [0, 0.5, 0, 1]
+
+
+def test_depth_alone_is_no_correlation():
+    """Two scores that both rise from layer to layer, and are at odds within each."""
+    rise, within = 10.0 * torch.arange(3)[:, None], torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    found = correlation_within_layers(rise + within, rise + within.flip(1))
+    assert found == pytest.approx(-1)

@@ -1,4 +1,4 @@
-"""Isolation: rows of attention by hand, what cannot change, the random control; loyalty by hand."""
+"""Isolation: rows of attention by hand, what cannot change, controls."""
 
 import pytest
 import torch
@@ -7,21 +7,16 @@ from hypothesis import strategies as st
 from random_layers import seeded
 from random_prompts import prompts_strategy, random_prompts, two_sets
 
-from iclutils.chapters.label_anchors.answers import (
-    Answers,
-    answers_by_set,
-    centred,
-    word_loyalty,
-)
+from iclutils.chapters.label_anchors.answers import answers
 from iclutils.chapters.label_anchors.isolation import (
     isolated,
-    isolated_by_set,
     isolation,
+    random_by_set,
     random_positions,
     wrong_positions,
 )
-from iclutils.interp.hooks import ablate_heads, run_with_hooks
-from iclutils.interp.readout import target_logits
+from iclutils.interp.hooks import run_with_hooks
+from iclutils.interp.kv_cache import demonstrations
 from iclutils.models import get_act_name
 from iclutils.tasks.prompts import Role
 
@@ -38,6 +33,36 @@ def test_only_the_rows_of_label_words_change(model):
         assert torch.equal(cut[row][:, others], clean[row][:, others])
 
 
+def test_the_last_layer_is_blind(gpt2):
+    """Nothing reads the rows of label words that a cut in the last layer changes."""
+    prompts = random_prompts(count=5)
+    clean = answers(gpt2, prompts).class_logits
+    first, last = (isolated(gpt2, prompts, [la]).class_logits for la in (0, gpt2.cfg.n_layers - 1))
+    torch.testing.assert_close(last, clean, atol=1e-5, rtol=1e-5)
+    assert (first - clean).abs().max() > 0.1
+
+
+PLACES = {  # of two sets of demonstrations: alike within a set or not, and in the query
+    "label words": lambda p: None,
+    "cues": lambda p: p.cue_pos,
+    "one cue": lambda p: p.cue_pos[:, :1],
+    "random by set": lambda p: random_by_set(p, seeded(3)),
+    "random": lambda p: random_positions(p, seeded(3)),
+    "in the query": lambda p: p.target[:, None] - torch.arange(3),
+}
+
+
+@pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
+def test_isolated_is_one_pass_over_every_whole_prompt(model, places):
+    prompts, layers = two_sets(), range(model.cfg.n_layers - 1)
+    at = places(prompts)
+    whole = answers(model, prompts, isolation(model, prompts, layers, at))
+    for size in (None, 2):
+        got = isolated(model, prompts, layers, at, batch_size=size)
+        torch.testing.assert_close(got.class_logits, whole.class_logits, atol=2e-4, rtol=1e-4)
+        assert torch.equal(got.gold, prompts.gold)
+
+
 @settings(max_examples=6)
 @given(prompts=prompts_strategy())
 def test_padding_order_and_batch_size_do_not_matter(gpt2, prompts):
@@ -50,15 +75,17 @@ def test_padding_order_and_batch_size_do_not_matter(gpt2, prompts):
     torch.testing.assert_close(whole, again, atol=1e-4, rtol=1e-4)
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(prompts=prompts_strategy(), seed=st.integers(0, 100))
 def test_the_control_draws_no_label_and_no_target(prompts, seed):
-    drawn, again = (random_positions(prompts, seeded(seed)) for _ in range(2))
-    assert torch.equal(drawn, again)
-    for row, places in enumerate(drawn.tolist()):
-        assert len(set(places)) == prompts.label_pos.shape[1]
-        assert not set(places) & set(prompts.label_pos[row].tolist())
-        assert max(places) <= int(prompts.target[row]) - 2
+    drawn, by_set = (draw(prompts, seeded(seed)) for draw in (random_positions, random_by_set))
+    assert torch.equal(drawn, random_positions(prompts, seeded(seed)))
+    width = prompts.label_pos.shape[1]
+    for row in range(len(prompts)):
+        labels, shown = {*prompts.label_pos[row].tolist()}, int(demonstrations(prompts)[row].sum())
+        for places, end in ((drawn, int(prompts.target[row]) - 1), (by_set, shown)):
+            assert len({*places[row].tolist()} - labels) == width
+            assert max(places[row]) < end
 
 
 @settings(max_examples=20)
@@ -77,56 +104,3 @@ def test_wrong_positions_are_of_the_same_demonstration(prompts, seed):
             after = int(found["token after"][row, demo])
             assert int(prompts.roles[row, after]) != Role.LABEL
             assert {int(r) for r in prompts.roles[row, label:after]} == {Role.LABEL}
-
-
-def test_demonstrations_read_once_answer_as_whole_prompts(model):
-    """Isolated, clean and with heads removed, against one pass over every whole prompt."""
-    prompts = two_sets()
-    layers, cues = range(model.cfg.n_layers - 1), prompts.cue_pos
-    hooks = ablate_heads(model, prompts.tokens, [(0, 1), (1, 0)], "zero", prompts.tokens)
-    for got, hooked in (
-        (answers_by_set(model, prompts), []),
-        (isolated_by_set(model, prompts, layers), isolation(model, prompts, layers)),
-        (isolated(model, prompts, layers, batch_size=2), isolation(model, prompts, layers)),
-        (isolated(model, prompts, layers, cues), isolation(model, prompts, layers, cues)),
-        (
-            isolated(model, prompts, layers, cues[:, :1]),
-            isolation(model, prompts, layers, cues[:, :1]),
-        ),
-        (answers_by_set(model, prompts, lambda _: hooks, lambda _: hooks), hooks),
-    ):
-        whole = Answers.of(prompts, target_logits(model, prompts, hooked))
-        torch.testing.assert_close(got.class_logits, whole.class_logits, atol=2e-4, rtol=1e-4)
-        assert torch.equal(got.gold, prompts.gold)
-
-
-def test_shared_demonstrations_are_cut_where_each_prompt_says(model):
-    """At positions that differ within a set, or that lie in a query: whole prompts again."""
-    prompts, layers = two_sets(), range(model.cfg.n_layers)
-    drawn = random_positions(prompts, seeded(3))
-    assert (drawn[0] != drawn[2]).any(), "of one set"
-    for places in (drawn, prompts.target[:, None] - torch.arange(3)):
-        got = isolated(model, prompts, layers, places, batch_size=3)
-        hooked = isolation(model, prompts, layers, places)
-        whole = Answers.of(prompts, target_logits(model, prompts, hooked))
-        torch.testing.assert_close(got.class_logits, whole.class_logits, atol=2e-4, rtol=1e-4)
-        assert torch.equal(got.gold, prompts.gold)
-
-
-def test_a_preference_is_taken_out_within_each_set():
-    prompts = two_sets()
-    given = Answers(torch.randn(7, 3), torch.zeros(7, 1).long(), prompts.gold)
-    first = [0, 2, 5]
-    mean = given.class_logits[first].sum(0) / 3
-    found = centred(given, prompts).class_logits
-    torch.testing.assert_close(found[first], given.class_logits[first] - mean)
-    torch.testing.assert_close(found[[1, 3, 4, 6]].sum(0), torch.zeros(3), atol=1e-5, rtol=0)
-
-
-def test_word_loyalty_and_margin_by_hand():
-    one, other = (torch.tensor([row]) for row in ([1, 2, 3, 4, 5], [5, 1, 2, 8, 9]))
-    logits, gold = torch.tensor([[1.0, 4.0, 2.5]]), torch.tensor([2])
-    a, b = (Answers(logits, words, gold) for words in (one, other))
-    assert word_loyalty(a, b).item() == pytest.approx(3 / 7)
-    assert word_loyalty(a, b, 2).item() == pytest.approx(1 / 3)
-    assert a.margin.item() == -1.5

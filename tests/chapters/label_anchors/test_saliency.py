@@ -84,21 +84,19 @@ def test_padding_and_order_do_not_matter(gpt2, prompts):
         assert not whole[row, :, :, width:].any()
 
 
-def test_other_tokens_taken_for_label_words_are_measured_alone(gpt2):
+def test_flows_are_those_of_the_saliency_label_words_or_other_tokens(gpt2):
     prompts = random_prompts(count=5, shots=2)
-    moved = replace(prompts, label_pos=prompts.cue_pos)
-    found = flows(gpt2, prompts, {"": prompts.label_pos, "cue": prompts.cue_pos}, batch_size=2)
-    expected = flow(saliency(gpt2, moved), moved)
-    torch.testing.assert_close(found["cue"].total, expected.total, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(found["cue"].others, expected.others, atol=1e-5, rtol=1e-4)
-
-
-def test_measuring_equals_the_flow_of_the_saliency(gpt2):
-    prompts = random_prompts(count=5, shots=2)
-    found, expected = measure(gpt2, prompts, batch_size=2), flow(saliency(gpt2, prompts), prompts)
-    torch.testing.assert_close(found.total, expected.total, atol=1e-5, rtol=1e-4)
-    mean = expected.mean.mean(0)
+    places = {"": prompts.label_pos, "cue": prompts.cue_pos}
+    found = flows(gpt2, prompts, places, batch_size=2)
+    for name, at in places.items():
+        moved = replace(prompts, label_pos=at)
+        expected = flow(saliency(gpt2, moved), moved)
+        torch.testing.assert_close(found[name].total, expected.total, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(found[name].others, expected.others, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(measure(gpt2, prompts).total, found[""].total, atol=1e-5, rtol=1e-4)
+    mean = found[""].mean.mean(0)
     share = mean / mean.sum(-1, keepdim=True)
-    torch.testing.assert_close(found.relative, share)
+    torch.testing.assert_close(found[""].relative, share)
     for kind, others in ((0, [1, 2]), (1, [0, 2]), (2, [0, 1])):
-        torch.testing.assert_close(found.lead(kind), share[:, kind] - share[:, others].max(1)[0])
+        lead = share[:, kind] - share[:, others].max(1)[0]
+        torch.testing.assert_close(found[""].lead(kind), lead)

@@ -1,0 +1,65 @@
+"""Answers: demonstrations read once, heads removed, a preference taken out, loyalty by hand."""
+
+import pytest
+import torch
+from random_prompts import random_prompts, two_sets
+
+from iclutils.chapters.label_anchors.answers import (
+    Answers,
+    answers,
+    answers_by_set,
+    answers_by_set_without,
+    answers_without,
+    centred,
+    word_loyalty,
+)
+from iclutils.interp.hooks import ablate_heads, run_with_hooks
+from iclutils.models import cached, get_act_name
+
+HEADS = [(0, 1), (1, 2)]
+
+
+def test_demonstrations_read_once_answer_as_whole_prompts(model):
+    prompts = two_sets()
+    hooks = ablate_heads(model, prompts.tokens, HEADS, "zero", prompts.tokens)
+    for ways in ([], hooks):
+        got = answers_by_set(model, prompts, lambda _, ways=ways: ways, lambda _, ways=ways: ways)
+        whole = answers(model, prompts, ways)
+        torch.testing.assert_close(got.class_logits, whole.class_logits, atol=2e-4, rtol=1e-4)
+        assert torch.equal(got.gold, prompts.gold)
+
+
+def test_heads_are_removed_from_demonstrations_and_queries(model):
+    """Against whole prompts, in which the heads write the same mean of other prompts."""
+    prompts, others = random_prompts(3, count=4, shared=True), random_prompts(4, count=2)
+    name = get_act_name("z", 1)
+    mean = cached(model, others.tokens, [name])[1][name][:, :, 2].mean((0, 1))
+    hooks = ablate_heads(model, others.tokens, HEADS, "mean", others.tokens)
+    written = run_with_hooks(model, prompts.tokens, hooks, [name])[1][name][:, :, 2]
+    torch.testing.assert_close(written, mean.expand_as(written))
+    own = ablate_heads(model, prompts.tokens, HEADS, "mean", prompts.tokens)
+    for (got,), ways in (
+        (answers_by_set_without(model, prompts, [HEADS], others), hooks),
+        (answers_without(model, prompts, [HEADS]), own),
+    ):
+        whole = answers(model, prompts, ways)
+        torch.testing.assert_close(got.class_logits, whole.class_logits, atol=2e-4, rtol=1e-4)
+
+
+def test_a_preference_is_taken_out_within_each_set():
+    prompts = two_sets()
+    told = Answers(torch.randn(7, 3), torch.zeros(7, 1).long(), prompts.gold)
+    first = [0, 2, 5]
+    mean = told.class_logits[first].sum(0) / 3
+    found = centred(told, prompts).class_logits
+    torch.testing.assert_close(found[first], told.class_logits[first] - mean)
+    torch.testing.assert_close(found[[1, 3, 4, 6]].sum(0), torch.zeros(3), atol=1e-5, rtol=0)
+
+
+def test_word_loyalty_and_margin_by_hand():
+    one, other = (torch.tensor([row]) for row in ([1, 2, 3, 4, 5], [5, 1, 2, 8, 9]))
+    logits, gold = torch.tensor([[1.0, 4.0, 2.5]]), torch.tensor([2])
+    a, b = (Answers(logits, words, gold) for words in (one, other))
+    assert word_loyalty(a, b).item() == pytest.approx(3 / 7)
+    assert word_loyalty(a, b, 2).item() == pytest.approx(1 / 3)
+    assert a.margin.item() == -1.5
