@@ -108,7 +108,6 @@ def recipe(name: str) -> ChangedRecipe:
         steps=plain.steps,
         checkpoints=(),
         log_every=LOG_EVERY,
-        card=f"# {name}\n\nA training that `training.phase_change` describes.\n",
     )
 
 
