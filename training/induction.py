@@ -28,8 +28,8 @@ CHECKPOINTS = (0, 100, 200, 300, 400, 450, 500, 550, 600, 700, 850, 1000, 1500, 
 
 def recipe(seed: int) -> LanguageRecipe:
     """Make ``induction-N``; seed and step decide the data, the seed alone the Markov chain."""
-    made = _recipe(f"induction-{seed}", seed, CHECKPOINTS, 12, True)
-    return replace(made, kept=KEPT if seed == LOOKED_INTO else CHECKPOINTS[-1:])
+    plan = _recipe(f"induction-{seed}", seed, CHECKPOINTS, 12, True)
+    return replace(plan, kept=KEPT if seed == LOOKED_INTO else CHECKPOINTS[-1:])
 
 
 def offset_induction(seed: int) -> LanguageRecipe:
@@ -81,9 +81,9 @@ def held_out() -> RepeatedTokens:
 
 def measure(network: GPT2LMHeadModel) -> dict[str, float]:
     """Return accuracy and log p on the clean second copy of sequences never trained on."""
-    held = held_out()
-    scores = network(held.tokens[:, :-1]).logits.log_softmax(-1)
-    truth = held.tokens[:, 1:]
-    log_p = scores.gather(-1, truth[..., None])[..., 0][:, held.clean_half]
-    right = (scores.argmax(-1) == truth)[:, held.clean_half]
+    sequences = held_out()
+    scores = network(sequences.tokens[:, :-1]).logits.log_softmax(-1)
+    truth = sequences.tokens[:, 1:]
+    log_p = scores.gather(-1, truth[..., None])[..., 0][:, sequences.clean_half]
+    right = (scores.argmax(-1) == truth)[:, sequences.clean_half]
     return {"log_p": log_p.mean().item(), "accuracy": right.float().mean().item()}

@@ -37,8 +37,8 @@ def recipe(seed: int, copying: bool = True, heads: int = 4) -> LanguageRecipe:
 
     def batch(step: int) -> Batch:
         generator = Generator().manual_seed(seed * 1_000_003 + step)
-        asked, revisits, easier = torch.rand(3, generator=generator).tolist()
-        if step <= COPYING or asked < COPY_SHARE:
+        chance, revisits, easier = torch.rand(3, generator=generator).tolist()
+        if step <= COPYING or chance < COPY_SHARE:
             tokens, weights = _copying(generator, repeats=copying)
         else:
             reached = min(1.0, (step - COPYING - PAIRS) / EASING)
@@ -96,9 +96,9 @@ def _measure(network: GPT2LMHeadModel) -> dict[str, float]:
     generator = Generator().manual_seed(77_777)
     shares = {}
     for name, shots, count in (("one_shot", 1, 256), ("four_shot", 4, 96)):
-        asked = topics.sample(count, generator, shots=shots)
-        logits = network(asked.tokens).logits[torch.arange(count), asked.target]
-        shares[name] = prompts.correct(asked, logits).float().mean().item()
+        task = topics.sample(count, generator, shots=shots)
+        logits = network(task.tokens).logits[torch.arange(count), task.target]
+        shares[name] = prompts.correct(task, logits).float().mean().item()
     tokens, weights = _copying(generator)
     right = network(tokens[:, :-1]).logits.argmax(-1) == tokens[:, 1:]
     return shares | {"copying": ((right * weights).sum() / weights.sum()).item()}

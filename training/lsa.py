@@ -129,8 +129,10 @@ def distances(folder: Path, steps: Sequence[int]) -> Rows:
         network = responses(load(folder / f"step-{step:05d}"), xs, ys)
         measures: dict[str, Tensor] = {}
         for kind, reference in algorithms.items():
-            found = alignment(network, reference, xs, ys)._asdict()
-            measures |= {"loss": found.pop("loss")} | {f"{n}_{kind}": v for n, v in found.items()}
+            measured = alignment(network, reference, xs, ys)._asdict()
+            measures |= {"loss": measured.pop("loss")} | {
+                f"{n}_{kind}": v for n, v in measured.items()
+            }
         listed = {name: [round(v, 5) for v in values.tolist()] for name, values in measures.items()}
         rows.append({"step": step} | listed)
     return rows
@@ -150,9 +152,9 @@ def _mini(
     **shape: Any,
 ) -> dict[str, Any]:
     """Seeds of each kind of data; on the paper's, or on others of its size."""
-    known = Shape(**{"dim": data[0].dim, "pairs": 10} | shape)
+    sizes = Shape(**{"dim": data[0].dim, "pairs": 10} | shape)
     members = [(seed, each) for each in data for seed in range(FRESH, FRESH + seeds)]
-    return {"shape": known, "members": members, "steps": steps, **settings}
+    return {"shape": sizes, "members": members, "steps": steps, **settings}
 
 
 def _contrastive(**shape: Any) -> dict[str, Any]:

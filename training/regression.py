@@ -106,9 +106,9 @@ def collect(trained: Path) -> None:
         network = load(zoo.find(name) if zoo.has(name) else next((trained / name).glob("step-*")))
         row = {"layers": network.shape.layers, "width": network.shape.width}
         for which, net in (("trained", network), ("untrained", recipe(name).network())):
-            found = nearest(predict(net, drawn.xs, drawn.ys)[0], answers, 8, slice(1, 17))
-            groups = [part.mean(-1) for part in found.by_context.tensor_split(10, -1)]
-            by_name = zip(found.names, torch.stack(groups, -1).tolist(), strict=True)
+            near = nearest(predict(net, drawn.xs, drawn.ys)[0], answers, 8, slice(1, 17))
+            groups = [part.mean(-1) for part in near.by_context.tensor_split(10, -1)]
+            by_name = zip(near.names, torch.stack(groups, -1).tolist(), strict=True)
             row[which] = {k: [float(f"{v:.3g}") for v in values] for k, values in by_name}
         lines.append(json.dumps(row, separators=(",", ":")) + "\n")
     write_text(STORED, "".join(lines))
