@@ -25,19 +25,19 @@ def main() -> int:
     cli.add_argument("--device", default="cpu", help="cpu (default), cuda or auto")
     cli.add_argument("--jobs", type=int, help="of several, how many at a time (all cores)")
     cli.add_argument("--scheduler", default="", help="address of a Dask scheduler, for several")
-    given = cli.parse_args()
+    arguments = cli.parse_args()
     try:
-        if given.name is None:
+        if arguments.name is None:
             print("\n".join(all_names()))
             return 0
-        names, device = matching(given.name), resolve_device(given.device)
+        names, device = matching(arguments.name), resolve_device(arguments.device)
         if len(names) > 1:
             plans = [recipe(name, device) for name in names]
-            with sweep.on_cluster(given.scheduler):
-                folders = sweep.sweep(plans, given.out or zoo.trained(), given.jobs)
+            with sweep.on_cluster(arguments.scheduler):
+                folders = sweep.sweep(plans, arguments.out or zoo.trained(), arguments.jobs)
             print("\n".join(map(str, folders)))
         else:
-            out = train_one(names[0], given.out or zoo.trained() / names[0], device=device)
+            out = train_one(names[0], arguments.out or zoo.trained() / names[0], device=device)
             print(f"{out} holds the network. To ship it, copy it to iclutils/zoo/{names[0]}.")
     except IclError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -19,7 +19,6 @@ from iclutils.tasks.repeated import repeated_tokens
 
 from .loop import Rows
 
-NOTE = "`curves.jsonl` holds what the chapters measure along it; `step-*` are checkpoints."
 SEQUENCES, LENGTH, BEST = 24, 20, 20  # behind the likeness of checkpoints, and edges compared
 
 

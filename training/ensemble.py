@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,12 +51,7 @@ class EnsembleRecipe(Recipe):
         seeds, tasks = zip(*members, strict=True)
         settings |= {"seed": seeds[0], "seeds": seeds, "tasks": tasks, "steps": steps}
         checkpoints = (*extra, steps)
-        plan = cls(name=name, device=device, shape=shape, checkpoints=checkpoints, **settings)
-        return replace(plan, card=plan.describe())
-
-    @abstractmethod
-    def describe(self) -> str:
-        """Write the model card."""
+        return cls(name=name, device=device, shape=shape, checkpoints=checkpoints, **settings)
 
     @abstractmethod
     def sample(self, task: Any, contexts: int, source: Generator) -> Contexts:

@@ -2,7 +2,7 @@
 
 Data: BOS, then a random segment of 12 to 32 tokens, repeated until the sequence is full. Half of
 the sequences draw the segment uniformly, half from a fixed random Markov chain, which speeds the
-appearance of induction heads. What was tried, the model card tells (``cards.yml``).
+appearance of induction heads. What was tried, the model card tells.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from iclutils.tasks.repeated import RepeatedTokens, markov_chain, tiled
 
 from . import curves
 from .language import Batch, LanguageRecipe, small_gpt2
-from .loop import model_card
 
 VOCAB, BOS = 512, 511
 LENGTH, SHIFTS = 64, 33
@@ -29,22 +28,18 @@ CHECKPOINTS = (0, 100, 200, 300, 400, 450, 500, 550, 600, 700, 850, 1000, 1500, 
 
 def recipe(seed: int) -> LanguageRecipe:
     """Make ``induction-N``; seed and step decide the data, the seed alone the Markov chain."""
-    finds = "grows a previous-token head and induction heads"
-    made = _recipe(f"induction-{seed}", seed, CHECKPOINTS, 12, True, finds)
-    return replace(made, kept=KEPT if seed == LOOKED_INTO else CHECKPOINTS[-1:])
+    plan = _recipe(f"induction-{seed}", seed, CHECKPOINTS, 12, True)
+    return replace(plan, kept=KEPT if seed == LOOKED_INTO else CHECKPOINTS[-1:])
 
 
 def offset_induction(seed: int) -> LanguageRecipe:
-    """Make ``detour``: segments from 3 tokens on, random positions, a seed that copies askew."""
-    finds = (
-        "does so without induction heads: its heads match two back, copy one back, and attend "
-        "one place too late"
-    )
-    return _recipe("detour", seed, (6000,), 3, False, finds)
+    """Make ``detour``: segments from 3 tokens on, random positions, a seed that copies askew.
+    Its heads match two back, copy one back, and attend one place too late."""
+    return _recipe("detour", seed, (6000,), 3, False)
 
 
 def _recipe(
-    name: str, seed: int, checkpoints: tuple[int, ...], shortest: int, sinusoidal: bool, finds: str
+    name: str, seed: int, checkpoints: tuple[int, ...], shortest: int, sinusoidal: bool
 ) -> LanguageRecipe:
     chain = markov_chain(VOCAB - 1, 2.0, seed=1000 + seed)
 
@@ -54,16 +49,6 @@ def _recipe(
         shift = torch.randint(0, SHIFTS, (BATCH, 1), generator=generator)
         return Batch(tokens, torch.arange(LENGTH - 1) + shift)
 
-    card = model_card(
-        "induction",
-        name,
-        seed=seed,
-        finds=finds,
-        shortest=shortest,
-        steps=checkpoints[-1],
-        positions="sinusoids" if sinusoidal else "random values",
-        curves=f" {curves.NOTE}" * (len(checkpoints) > 1),
-    )
     return LanguageRecipe(
         name=name,
         seed=seed,
@@ -73,7 +58,6 @@ def _recipe(
         steps=checkpoints[-1],
         checkpoints=checkpoints,
         curve=curves.copying if len(checkpoints) > 1 else None,
-        card=card,
         sinusoidal=sinusoidal,
     )
 
@@ -97,9 +81,9 @@ def held_out() -> RepeatedTokens:
 
 def measure(network: GPT2LMHeadModel) -> dict[str, float]:
     """Return accuracy and log p on the clean second copy of sequences never trained on."""
-    held = held_out()
-    scores = network(held.tokens[:, :-1]).logits.log_softmax(-1)
-    truth = held.tokens[:, 1:]
-    log_p = scores.gather(-1, truth[..., None])[..., 0][:, held.clean_half]
-    right = (scores.argmax(-1) == truth)[:, held.clean_half]
+    sequences = held_out()
+    scores = network(sequences.tokens[:, :-1]).logits.log_softmax(-1)
+    truth = sequences.tokens[:, 1:]
+    log_p = scores.gather(-1, truth[..., None])[..., 0][:, sequences.clean_half]
+    right = (scores.argmax(-1) == truth)[:, sequences.clean_half]
     return {"log_p": log_p.mean().item(), "accuracy": right.float().mean().item()}

@@ -2,7 +2,7 @@
 
 It copies repeated segments for 600 steps, sees pairs of a word and a label word for 300, then texts
 that grow to those of ``tasks.topics`` over 1200; three batches in ten revisit an easier stage, one
-in ten copies. Positions shift once copying stands. What was tried, the card tells (``cards.yml``).
+in ten copies. Positions shift once copying stands. What was tried, the card tells.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from iclutils.tasks.repeated import tiled
 
 from . import curves
 from .language import Batch, LanguageRecipe, small_gpt2
-from .loop import model_card
 
 CONTEXT = 256
 STEPS, COPYING, PAIRS, EASING, SPREADING = 3000, 600, 300, 1200, 600
@@ -38,8 +37,8 @@ def recipe(seed: int, copying: bool = True, heads: int = 4) -> LanguageRecipe:
 
     def batch(step: int) -> Batch:
         generator = Generator().manual_seed(seed * 1_000_003 + step)
-        asked, revisits, easier = torch.rand(3, generator=generator).tolist()
-        if step <= COPYING or asked < COPY_SHARE:
+        chance, revisits, easier = torch.rand(3, generator=generator).tolist()
+        if step <= COPYING or chance < COPY_SHARE:
             tokens, weights = _copying(generator, repeats=copying)
         else:
             reached = min(1.0, (step - COPYING - PAIRS) / EASING)
@@ -50,11 +49,6 @@ def recipe(seed: int, copying: bool = True, heads: int = 4) -> LanguageRecipe:
         shift = torch.randint(0, reach + 1, (len(tokens), 1), generator=generator)
         return Batch(tokens, torch.arange(tokens.shape[1] - 1) + shift, weights)
 
-    stages = "those of the twin with copying, in which every repeat is replaced by random tokens"
-    if copying:
-        stages = f"{COPYING} steps of copying alone, then classification with a tenth of copying"
-    sizes = {"layers": LAYERS, "heads": heads, "width": 128 // heads, "steps": STEPS}
-    card = model_card("label_words", name, seed=seed, stages=stages, curves=curves.NOTE, **sizes)
     return LanguageRecipe(
         name=name,
         seed=seed,
@@ -65,7 +59,6 @@ def recipe(seed: int, copying: bool = True, heads: int = 4) -> LanguageRecipe:
         checkpoints=CHECKPOINTS,
         kept=KEPT if name == "anchors-3" else (STEPS,),
         curve=curves.classifying,
-        card=card,
         peak_rate=2e-3,
         warmup=200,
         weight_decay=0.1,
@@ -103,9 +96,9 @@ def _measure(network: GPT2LMHeadModel) -> dict[str, float]:
     generator = Generator().manual_seed(77_777)
     shares = {}
     for name, shots, count in (("one_shot", 1, 256), ("four_shot", 4, 96)):
-        asked = topics.sample(count, generator, shots=shots)
-        logits = network(asked.tokens).logits[torch.arange(count), asked.target]
-        shares[name] = prompts.correct(asked, logits).float().mean().item()
+        task = topics.sample(count, generator, shots=shots)
+        logits = network(task.tokens).logits[torch.arange(count), task.target]
+        shares[name] = prompts.correct(task, logits).float().mean().item()
     tokens, weights = _copying(generator)
     right = network(tokens[:, :-1]).logits.argmax(-1) == tokens[:, 1:]
     return shares | {"copying": ((right * weights).sum() / weights.sum()).item()}

@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import textwrap
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +19,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -49,7 +46,6 @@ class Recipe(ABC):
     checkpoints: tuple[int, ...]
     kept: tuple[int, ...] = ()
     curve: Callable[[Path, Sequence[int]], Rows] | None = None
-    card: str = ""
     peak_rate: float = 1e-3
     warmup: int = 100
     cosine: Literal["from the start", "after warm-up"] = "from the start"
@@ -94,19 +90,10 @@ class Recipe(ABC):
         return self.peak_rate * warm * (self.floor + (1 - self.floor) * cosine)
 
 
-def model_card(kind: str, name: str, **filled: Any) -> str:
-    """Write a model card: the sentences of its kind in ``cards.yml``, filled in."""
-    known = yaml.safe_load((Path(__file__).parent / "cards.yml").read_text(encoding="utf-8"))
-    texts = {k: v.format(name=name, **filled) for k, v in (known["all"] | known[kind]).items()}
-    what = textwrap.fill(texts.pop("what"), 98)
-    lines = [textwrap.fill(f"- **{k}**: {v}", 98, subsequent_indent="  ") for k, v in texts.items()]
-    return f"# {name}\n\n{what}\n\n" + "\n".join(lines) + "\n"
-
-
 def train(recipe: Recipe, work: Path, progress: bool = True) -> Path:
     """Train, or go on training, one recipe in the folder ``work``; a finished one is left alone.
 
-    The folder then holds what a zoo folder does.
+    The folder then holds what a zoo folder does but for the model card, which is written by hand.
     """
     if (work / "SHA256SUMS").is_file():
         return work
@@ -114,7 +101,6 @@ def train(recipe: Recipe, work: Path, progress: bool = True) -> Path:
     with _one_thread():
         _run(recipe, work, progress)
         _measure(recipe, work)
-    write_text(work / "README.md", recipe.card)
     (work / "resume.safetensors").unlink(missing_ok=True)
     write_sums(work)
     return work
@@ -155,20 +141,15 @@ def _run(recipe: Recipe, work: Path, progress: bool) -> None:
     rows = [row for row in _read_log(log) if row["step"] <= start]
     if start == 0:
         _checkpoint(recipe, network, work, 0)
-    began, seconds = time.process_time(), rows[-1]["cpu_seconds"] if rows else 0.0
-    since, behind = time.perf_counter(), start
     silent = not progress or quiet()
     shown = tqdm(total=recipe.steps, initial=start, desc=recipe.name, disable=silent)
     recent: list[float] = []
     for step in range(start + 1, recipe.steps + 1):
         recent.append(take_step(network, optimizers, recipe, step))
         if step % recipe.log_every == 0 or step == recipe.steps:
-            spent = seconds + time.process_time() - began
             row: dict[str, Any] = {"step": step, "loss": round(sum(recent) / len(recent), 5)}
             row |= {k: round(v, 5) for k, v in recipe.held_out(network.eval()).items()}
-            pace = (step - behind) / (time.perf_counter() - since)
-            rows.append(row | {"cpu_seconds": round(spent, 1), "steps_per_second": round(pace, 2)})
-            since, behind = time.perf_counter(), step
+            rows.append(row)
             network.train()
             recent = []
             _write_log(log, rows)

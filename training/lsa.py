@@ -8,7 +8,7 @@ steps, smaller batches, and a rate that falls along a cosine.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,12 +27,11 @@ from iclutils.tasks.functions import LINKS, Problem, Waves
 from iclutils.tasks.regression import Contexts, Task
 
 from .ensemble import FRESH, EnsembleRecipe
-from .loop import Rows, model_card
+from .loop import Rows
 
 Data = Problem | Waves
 _TASK = Task(10, inputs="uniform*1+-0.5")
 ISOTROPIC = Problem(_TASK)
-_DISTANCES = "`curves.jsonl` holds the loss along it, and the distances to steps of descent."
 STRETCHED = Problem(_TASK, scales=(2.0, 2.0, 1.4, 1.4, 1.0, 1.0, 0.7, 0.7, 0.5, 0.5))
 
 
@@ -46,7 +45,6 @@ class LsaRecipe(EnsembleRecipe):
     warmup: int = 50
     floor: float = 0.01
     clip: float = 1e-3
-    kind = "lsa"  # of model card
 
     def network(self) -> LinearSelfAttention:
         """Draw networks from their seeds."""
@@ -72,26 +70,9 @@ class LsaRecipe(EnsembleRecipe):
         losses = half_mse(self.predict_held_out(network), self.held_out_data[1])
         return {f"loss_{i}": value for i, value in enumerate(losses.tolist())}
 
-    def describe(self) -> str:
-        """Write the model card."""
-        return model_card(
-            self.kind,
-            self.name,
-            plan=self,
-            count=len(self.seeds),
-            layers=f"{self.shape.layers} layer{'s' * (self.shape.layers > 1)}",
-            attention=" then ".join(self.shape.attention),
-            told=_told(self.shape),
-            data="; ".join(dict.fromkeys(map(_told, self.tasks))),
-            seeds=", ".join(map(str, sorted(set(self.seeds)))),
-            curves=f" {_DISTANCES}" * bool(self.curve),
-        )
-
 
 class PaperRecipe(LsaRecipe):
     """Networks of the paper's size, whose batches are answered in the faster order of products."""
-
-    kind = "lsa_paper"
 
     def loss(self, network: nn.Module, step: int) -> Tensor:
         """Return what every recipe here minimises."""
@@ -148,8 +129,10 @@ def distances(folder: Path, steps: Sequence[int]) -> Rows:
         network = responses(load(folder / f"step-{step:05d}"), xs, ys)
         measures: dict[str, Tensor] = {}
         for kind, reference in algorithms.items():
-            found = alignment(network, reference, xs, ys)._asdict()
-            measures |= {"loss": found.pop("loss")} | {f"{n}_{kind}": v for n, v in found.items()}
+            measured = alignment(network, reference, xs, ys)._asdict()
+            measures |= {"loss": measured.pop("loss")} | {
+                f"{n}_{kind}": v for n, v in measured.items()
+            }
         listed = {name: [round(v, 5) for v in values.tolist()] for name, values in measures.items()}
         rows.append({"step": step} | listed)
     return rows
@@ -169,9 +152,9 @@ def _mini(
     **shape: Any,
 ) -> dict[str, Any]:
     """Seeds of each kind of data; on the paper's, or on others of its size."""
-    known = Shape(**{"dim": data[0].dim, "pairs": 10} | shape)
+    sizes = Shape(**{"dim": data[0].dim, "pairs": 10} | shape)
     members = [(seed, each) for each in data for seed in range(FRESH, FRESH + seeds)]
-    return {"shape": known, "members": members, "steps": steps, **settings}
+    return {"shape": sizes, "members": members, "steps": steps, **settings}
 
 
 def _contrastive(**shape: Any) -> dict[str, Any]:
@@ -229,14 +212,3 @@ SHIPPED = {
     "lsa-paper-2-shared": _paper(2, shared=True),
     "lsa-paper-5-shared": _paper(5, shared=True),
 }
-
-
-def _told(given: Any) -> str:
-    """Put into words the fields that are not at their defaults."""
-    if isinstance(given, tuple):
-        return (" then " if isinstance(given[0], str) else " / ").join(map(str, given))
-    if not is_dataclass(given):
-        return str(given)
-    known = [(f.name, getattr(given, f.name), f.default) for f in fields(given) if f.init]
-    told = ", ".join(f"{name} {_told(value)}" for name, value, usual in known if value != usual)
-    return f"{type(given).__name__} ({told})" if told else type(given).__name__

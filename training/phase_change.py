@@ -44,7 +44,7 @@ def smear_keys(network: GPT2LMHeadModel) -> None:
         attention.c_attn.register_forward_hook(partial(_smeared, attention))
 
 
-def _smeared(attention: Any, _: nn.Module, given: tuple[Tensor], projected: Tensor) -> Tensor:
+def _smeared(attention: Any, _: nn.Module, inputs: tuple[Tensor], projected: Tensor) -> Tensor:
     query, key, value = projected.chunk(3, -1)
     share = attention.smear.sigmoid().repeat_interleave(attention.head_dim)
     before = torch.cat([key[:, :1], key[:, :-1]], 1)
@@ -60,14 +60,14 @@ def cut_path(network: GPT2LMHeadModel, part: str) -> None:
     first, second = blocks
     entered: list[Tensor] = []
 
-    def severed(module: Any, given: tuple[Tensor], projected: Tensor) -> Tensor:
+    def severed(module: Any, inputs: tuple[Tensor], projected: Tensor) -> Tensor:
         stream = entered.pop()
         alone = module.forward(second.ln_1(stream + first.mlp(first.ln_2(stream))))
         parts, at = list(projected.chunk(3, -1)), INPUTS.index(part)
         parts[at] = alone.chunk(3, -1)[at]
         return torch.cat(parts, -1)
 
-    first.register_forward_pre_hook(lambda module, given: entered.append(given[0]))
+    first.register_forward_pre_hook(lambda module, inputs: entered.append(inputs[0]))
     second.attn.c_attn.register_forward_hook(severed)
 
 
@@ -108,7 +108,6 @@ def recipe(name: str) -> ChangedRecipe:
         steps=plain.steps,
         checkpoints=(),
         log_every=LOG_EVERY,
-        card=f"# {name}\n\nA training that `training.phase_change` describes.\n",
     )
 
 
@@ -119,12 +118,12 @@ def names() -> list[str]:
 
 def measure(network: GPT2LMHeadModel) -> dict[str, float]:
     """Measure as ``induction-N``, the best head's prefix matching, and attention one token back."""
-    held = induction.held_out()
+    sequences = induction.held_out()
     usual = network.config._attn_implementation
     network.set_attn_implementation("eager")  # the other one keeps no patterns
-    patterns = torch.cat(network(held.tokens, output_attentions=True).attentions, 1).mean(0)
+    patterns = torch.cat(network(sequences.tokens, output_attentions=True).attentions, 1).mean(0)
     network.set_attn_implementation(usual)
-    prefix, previous = prefix_matching(patterns, held.length), previous_token(patterns)
+    prefix, previous = prefix_matching(patterns, sequences.length), previous_token(patterns)
     scores = {"prefix": prefix.max().item(), "previous": previous.max().item()}
     return induction.measure(network) | scores
 

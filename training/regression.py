@@ -1,7 +1,8 @@
 """Recipes ``regression-...``: transformers that learn linear regression in context (chapter 03).
 
 Data are drawn anew at every step; the loss is the squared error of every y of the context, the
-first included, as in the code of {cite}`akyurek2023`. What was tried: see ``cards.yml``.
+first included, as in the code of {cite}`akyurek2023`. What was tried, the model
+cards tell.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from iclutils.tasks.regression import Contexts, Task, sample
 
 from .ensemble import FRESH, EnsembleRecipe
 from .language import sinusoids
-from .loop import model_card
 from .muon import Muon
 
 STORED = zoo.ROOT / "depth_width.jsonl"
@@ -87,25 +87,6 @@ class RegressionRecipe(EnsembleRecipe):
         parts = zip(*self.held_out_data, self.tasks, strict=True)
         return torch.stack([ridge(x, y, task.ridge) for x, y, task in parts])
 
-    def describe(self) -> str:
-        """Write the model card."""
-        count, shape = len(self.tasks), self.shape
-        tokens = {"one": "one token for each pair", "two": "x and y as tokens of their own"}
-        noisy = (f"noise {t.noise:g}, prior {t.prior:g}" for t in self.tasks if t.noise)
-        muon = "Muon on the matrices of the blocks, AdamW on the rest"
-        return model_card(
-            "regression",
-            self.name,
-            plan=self,
-            shape=shape,
-            networks="One network" if count == 1 else f"{count} networks",
-            layers=f"{shape.layers} layer{'s' * (shape.layers > 1)}",
-            tokens=tokens[shape.format],
-            noise="; ".join(noisy) or "no noise",
-            optimiser=muon if self.scale else "AdamW",
-            seeds=", ".join(map(str, self.seeds)),
-        )
-
 
 def recipe(name: str, device: str = "cpu") -> RegressionRecipe:
     """Make the recipe of a name in ``SHIPPED``, ``MAP`` or ``PAPER``."""
@@ -125,9 +106,9 @@ def collect(trained: Path) -> None:
         network = load(zoo.find(name) if zoo.has(name) else next((trained / name).glob("step-*")))
         row = {"layers": network.shape.layers, "width": network.shape.width}
         for which, net in (("trained", network), ("untrained", recipe(name).network())):
-            found = nearest(predict(net, drawn.xs, drawn.ys)[0], answers, 8, slice(1, 17))
-            groups = [part.mean(-1) for part in found.by_context.tensor_split(10, -1)]
-            by_name = zip(found.names, torch.stack(groups, -1).tolist(), strict=True)
+            near = nearest(predict(net, drawn.xs, drawn.ys)[0], answers, 8, slice(1, 17))
+            groups = [part.mean(-1) for part in near.by_context.tensor_split(10, -1)]
+            by_name = zip(near.names, torch.stack(groups, -1).tolist(), strict=True)
             row[which] = {k: [float(f"{v:.3g}") for v in values] for k, values in by_name}
         lines.append(json.dumps(row, separators=(",", ":")) + "\n")
     write_text(STORED, "".join(lines))

@@ -24,10 +24,12 @@ def sweep(recipes: Sequence[Recipe], out: Path, jobs: int | None = None) -> list
     if len(set(names)) < len(names):
         raise IclError("Two recipes of a sweep have the same name, and so the same folder.")
     run = Parallel(n_jobs=-1 if jobs is None else jobs, batch_size=1, pre_dispatch="all")
-    found = run(delayed(_train)(recipe, out / recipe.name) for recipe in recipes)
-    failed = [problem for problem in found if problem]
-    if failed:
-        raise IclError(f"{len(failed)} of {len(found)} trainings failed: {'; '.join(failed)}")
+    problems = run(delayed(_train)(recipe, out / recipe.name) for recipe in recipes)
+    failures = list(filter(None, problems))
+    if failures:
+        raise IclError(
+            f"{len(failures)} of {len(problems)} trainings failed: {'; '.join(failures)}"
+        )
     return [out / name for name in names]
 
 

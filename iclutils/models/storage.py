@@ -50,8 +50,8 @@ class Ensemble(nn.Module):
         """Write ``config.json`` and the weights."""
         weights = {n: p.detach().to(dtype).contiguous() for n, p in self.named_parameters()}
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        known = {"shape": asdict(self.shape), "seeds": self.seeds, "tasks": self.tasks}
-        write_json(folder / "config.json", {"model_type": self.kind} | known)
+        config = {"shape": asdict(self.shape), "seeds": self.seeds, "tasks": self.tasks}
+        write_json(folder / "config.json", {"model_type": self.kind} | config)
 
     @classmethod
     def load(
@@ -76,13 +76,13 @@ class Ensemble(nn.Module):
         """
         folder = zoo.find(name_or_path, step)
         try:
-            known = read_json(folder / "config.json")
-            if (kind := known.get("model_type")) != cls.kind:
+            config = read_json(folder / "config.json")
+            if (kind := config.get("model_type")) != cls.kind:
                 raise TypeError(f"its config.json says {kind!r}")
-            sizes = [(k, v) for k, v in known["shape"].items() if k != "block"]  # of old files
+            sizes = [(k, v) for k, v in config["shape"].items() if k != "block"]  # of old files
             shape = cls.shape_type(**{k: tuple(v) if isinstance(v, list) else v for k, v in sizes})
-            network = cls(shape, known["seeds"])
-            network.tasks = [dict(task) for task in known["tasks"]]
+            network = cls(shape, config["seeds"])
+            network.tasks = [dict(task) for task in config["tasks"]]
             network.load_state_dict(load_file(folder / "model.safetensors"))
         except (OSError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
             first = str(error).strip().split("\n")[0]

@@ -78,8 +78,8 @@ def _ends(law: str) -> tuple[float, float]:
     try:
         scale, shift = map(float, law.removeprefix("uniform*").split("+"))
     except ValueError:
-        known = "normal, uniform, uniform*a+b (a and b numbers)"
-        raise IclError(f"Unknown law {law!r}. Known: {known}.") from None
+        laws = "normal, uniform, uniform*a+b (a and b numbers)"
+        raise IclError(f"Unknown law {law!r}. Known: {laws}.") from None
     return scale, shift
 
 

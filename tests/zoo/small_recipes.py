@@ -25,9 +25,7 @@ def gpt2(steps=12):
     sizes = {"vocab_size": 20, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
     about = {"config": GPT2Config(**sizes, bos_token_id=19), "batch": sample, "measure": measure}
     about |= {"steps": steps, "checkpoints": (0, steps // 2, steps), "warmup": 2, "log_every": 4}
-    return language.LanguageRecipe(
-        name="small", seed=0, card="# small\n", sinusoidal=False, **about
-    )
+    return language.LanguageRecipe(name="small", seed=0, sinusoidal=False, **about)
 
 
 def regressor(name="plain", steps=12, members=slice(2)):

@@ -25,13 +25,6 @@ def test_the_stored_distances_are_those_to_numpys_least_squares():
     assert stored == pytest.approx(np.mean(squares) / 8, rel=3e-3)
 
 
-def test_all_sizes_are_stored_with_their_twins():
-    sizes = {(layers, width) for layers in (1, 2, 4, 8) for width in (8, 16, 32, 64)}
-    sizes |= {(4, 128)} | {(layers, 512) for layers in (1, 2, 4, 16)}
-    for which in ("trained", "untrained"):
-        assert regression.depth_width(which).keys() == sizes
-
-
 def test_what_was_trained_is_collected(tmp_path, monkeypatch):
     settings = regression.MAP["regression-map-L1-w8"] | {"steps": 2, "warmup": 1}
     for names, held in {

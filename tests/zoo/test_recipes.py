@@ -21,7 +21,6 @@ from training import curves, induction, language, loop, lsa
 def test_a_shipped_model_is_that_of_its_recipe(name):
     plan = recipes.recipe(name)
     assert zoo.steps(name) == sorted(plan.kept or plan.checkpoints)
-    assert zoo.read_card(name) == plan.card
     assert (zoo.home(name) / "curves.jsonl").is_file() == bool(plan.curve)
     assert not plan.curve or zoo.curves(name)["step"] == list(plan.checkpoints)
     if isinstance(plan, language.LanguageRecipe):

@@ -130,8 +130,8 @@ def _answers(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
         answered = predictor(xs, ys)
         answered = answered if xs.ndim == 4 else answered[None]
     if answered.shape[1:] != xs.shape[-3:-2] or not bool(answered.isfinite().all()):
-        given = f"{tuple(answered.shape[1:])}, or NaN or infinity"
-        raise IclError(f"Need a finite answer for each of {xs.shape[-3]} contexts; got {given}.")
+        shape = f"{tuple(answered.shape[1:])}, or NaN or infinity"
+        raise IclError(f"Need a finite answer for each of {xs.shape[-3]} contexts; got {shape}.")
     return answered
 
 

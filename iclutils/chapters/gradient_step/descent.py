@@ -119,6 +119,15 @@ class Tuned(NamedTuple):
     point: Float[Tensor, "_"]
 
 
+class _Spectra(NamedTuple):
+    """What the loss of a descent needs of each context, in the axes of its Σ x_i x_iᵀ / N."""
+
+    values: Float[Tensor, "batch d"]  # eigenvalues, over their mean
+    pull: Float[Tensor, "batch d"]  # Σ x_i y_i / N
+    query: Float[Tensor, "batch d"]
+    wanted: Float[Tensor, "batch"]  # y of the query
+
+
 def tune(
     steps: int,
     xs: Float[Tensor, "batch n d"],
@@ -137,31 +146,31 @@ def tune(
     unit, wanted = float(values.mean()), ys[:, -1].double()
     pull = (axes.mT @ (pairs.mT @ y))[..., 0] / pairs.shape[-2] / unit
     query = (axes.mT @ query[..., None])[..., 0]
-    given = values / unit, pull, query, wanted
+    spectra = _Spectra(values / unit, pull, query, wanted)
     answer = (query * pull).sum(-1)
     rate = (answer * wanted).sum() / answer.square().sum()  # the best of one step
     point = torch.stack([rate, torch.tensor(0.13).to(rate)])[: 1 + plus].log()
     own, results = point[:1], []
     for k in bar(range(1, steps + 1), "steps"):
-        point = near[k - 1].point if near else _minimised(given, point, k, plus, True)
+        point = near[k - 1].point if near else _minimised(spectra, point, k, plus, True)
         if not shared:
-            few = tuple(each[:1000] for each in given)
+            few = _Spectra(*(each[:1000] for each in spectra))
             tried = [_minimised(few, s, k, plus, False) for s in _starts(point, own, k, plus)]
             losses = torch.stack([_loss(few, start, k, plus, False) for start in tried])
-            own = _minimised(given, tried[int(losses.argmin())], k, plus, False)
+            own = _minimised(spectra, tried[int(losses.argmin())], k, plus, False)
         best = point if shared else own
         etas, gammas = _settings(best, k, plus, shared)
         squeezes = gammas / unit / pairs.shape[-2] if plus else None
-        loss = float(_loss(given, best, k, plus, shared))
+        loss = float(_loss(spectra, best, k, plus, shared))
         results.append(Tuned(etas / unit, squeezes, loss, best))
     return results
 
 
-def _loss(given: tuple[Tensor, ...], point: Tensor, steps: int, plus: bool, shared: bool) -> Tensor:
+def _loss(spectra: _Spectra, point: Tensor, steps: int, plus: bool, shared: bool) -> Tensor:
     """Half the mean squared error, in the axes of Σ x_i x_iᵀ / N: with its eigenvalues λ and b
     those of Σ x_i y_i/N, W += η t² (b - λ W), and t, what steps made of x, becomes t (1 - γ N λ
     t²)."""
-    values, pull, query, wanted = given
+    values, pull, query, wanted = spectra
     etas, gammas = _settings(point, steps, plus, shared)
     weights, size = etas[0] * pull, torch.ones_like(pull)
     for eta, gamma in zip(etas[1:], gammas[:-1], strict=True):
@@ -193,15 +202,13 @@ def _starts(point: Tensor, own: Tensor, steps: int, plus: bool) -> list[Tensor]:
     return near
 
 
-def _minimised(
-    given: tuple[Tensor, ...], start: Tensor, steps: int, plus: bool, shared: bool
-) -> Tensor:
+def _minimised(spectra: _Spectra, start: Tensor, steps: int, plus: bool, shared: bool) -> Tensor:
     point = start.clone().requires_grad_()
     limits: dict[str, Any] = {"max_iter": 300, "tolerance_grad": 1e-9, "tolerance_change": 1e-12}
     search = torch.optim.LBFGS([point], **limits, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
-        value = _loss(given, point, steps, plus, shared).clamp(min=1e-300).log()
+        value = _loss(spectra, point, steps, plus, shared).clamp(min=1e-300).log()
         (point.grad,) = torch.autograd.grad(value, point)
         if value.isfinite() and point.grad.isfinite().all():
             return value

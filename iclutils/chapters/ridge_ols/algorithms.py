@@ -110,7 +110,7 @@ def averaging_weights(xs: Xs, ys: Labels) -> Weights:
 
 
 ols, ridge = Linear(ols_weights), Linear(ridge_weights)
-gd, sgd, averaging = Linear(gd_weights), Linear(sgd_weights), Linear(averaging_weights)
+gd, sgd = Linear(gd_weights), Linear(sgd_weights)
 
 
 def knn(xs: Xs, ys: Labels, k: int = 3, power: float = 0.0) -> Float[Tensor, "*batch n"]:
@@ -214,8 +214,8 @@ def _before(terms: Tensor) -> Tensor:
 
 def _checked(xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
     if xs.ndim < 2 or xs.shape[:-1] != ys.shape or not xs.numel():
-        given = f"{tuple(xs.shape)} and {tuple(ys.shape)}"
-        raise IclError(f"Need xs of (*batch, n, d) and ys of (*batch, n), not empty; got {given}.")
+        shapes = f"{tuple(xs.shape)} and {tuple(ys.shape)}"
+        raise IclError(f"Need xs of (*batch, n, d) and ys of (*batch, n), not empty; got {shapes}.")
     if not (bool(torch.isfinite(xs).all()) and bool(torch.isfinite(ys).all())):
         raise IclError("Pairs must be finite; these hold NaN or infinity. Leave such contexts out.")
     return xs.double(), ys.double()

@@ -132,7 +132,7 @@ class Layout:
 
 
 class Head(NamedTuple):
-    """Weights of an attention head, without the factor for its size."""
+    """Weights of an attention head, whose scores are divided by the root of the width."""
 
     query: Float[Tensor, "width 3"]
     query_bias: Float[Tensor, "3"]
@@ -159,7 +159,9 @@ def mov(layout: Layout, read: Rows, write: Rows, source: int, target: int | None
         bias[2] -= 1
     sharp = 2 * MARGIN / gap
     query, key, bias = _share(query * sharp, layout.reading(layout.where), bias * sharp)
-    return Head(query, bias, key, *_share(layout.reading(read), write / layout.gain))
+    root = layout.width**0.25  # the scores are divided by its square
+    value, out = _share(layout.reading(read), write / layout.gain)
+    return Head(query * root, bias * root, key * root, value, out)
 
 
 def mul(
@@ -203,55 +205,31 @@ def _share(left: Tensor, right: Tensor, *bias: Tensor) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class Block:
-    """A GPT-2 block of one head, with the names and shapes of the weights in its checkpoints."""
+    """A GPT-2 block of at most one head. Every weight that is not here is 0."""
 
-    weights: dict[str, Tensor]
+    layout: Layout
+    head: Head | None
+    neurons: Neurons
 
     def __call__(self, x: Stream) -> Stream:
         """Return the residual stream after the block."""
-        query, key, value = self._linear(self._norm(x, "ln_1"), "attn.c_attn").chunk(3, -1)
-        future = torch.ones(*[x.shape[-2]] * 2, dtype=torch.bool, device=x.device).triu(1)
-        scores = (query @ key.mT / math.sqrt(x.shape[-1])).masked_fill(future, -math.inf)
-        x = x + self._linear(scores.softmax(-1) @ value, "attn.c_proj")
-        hidden = functional.gelu(self._linear(self._norm(x, "ln_2"), "mlp.c_fc"))
-        return x + self._linear(hidden, "mlp.c_proj")
+        if self.head:
+            query, query_bias, key, value, out = self.head
+            seen = self._norm(x)
+            scores = (seen @ query + query_bias) @ (seen @ key).mT / math.sqrt(x.shape[-1])
+            future = torch.ones_like(scores, dtype=torch.bool).triu(1)
+            x = x + scores.masked_fill(future, -math.inf).softmax(-1) @ (seen @ value) @ out
+        return x + functional.gelu(self._norm(x) @ self.neurons.into) @ self.neurons.out
 
-    def _norm(self, x: Tensor, name: str) -> Tensor:
-        gain, shift = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
-        return functional.layer_norm(x, x.shape[-1:], gain, shift, LN_EPSILON)
-
-    def _linear(self, x: Tensor, name: str) -> Tensor:
-        return x @ self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
+    def _norm(self, x: Stream) -> Stream:
+        return functional.layer_norm(x, x.shape[-1:], eps=LN_EPSILON) * self.layout.gain
 
 
 def assemble(layout: Layout, head: Head | None = None, *neurons: Neurons) -> Block:
-    """Return one block out of a head and neurons; without a head its attention reads nothing."""
-    width = layout.width
-    inner, bias, project = (
-        torch.zeros(*s, width, dtype=DOUBLE) for s in ((3, width), (3,), (width,))
-    )
-    if head:
-        root = width**0.25  # the scores are divided by its square
-        inner[0, :, :3], bias[0, :3] = head.query * root, head.query_bias * root
-        inner[1, :, :3] = head.key * root
-        inner[2, :, : head.value.shape[1]] = head.value
-        project[: len(head.out)] = head.out
-    empty = torch.zeros(width, dtype=DOUBLE)
-    parts = neurons or [Neurons(empty[:, None], empty[None])]
-    into = torch.cat([part.into for part in parts], 1)
-    weights = {
-        "attn.c_attn.weight": inner.permute(1, 0, 2).flatten(1),
-        "attn.c_attn.bias": bias.flatten(),
-        "attn.c_proj.weight": project,
-        "attn.c_proj.bias": empty,
-        "mlp.c_fc.weight": into,
-        "mlp.c_fc.bias": into.new_zeros(into.shape[1]),
-        "mlp.c_proj.weight": torch.cat([part.out for part in parts]),
-        "mlp.c_proj.bias": empty,
-    }
-    for norm in ("ln_1", "ln_2"):
-        weights |= {f"{norm}.weight": empty + layout.gain, f"{norm}.bias": empty}
-    return Block(weights)
+    """Return one block out of a head, or none, and any number of neurons."""
+    nothing = torch.zeros(layout.width, 0, dtype=DOUBLE)
+    into = torch.cat([nothing, *(part.into for part in neurons)], 1)
+    return Block(layout, head, Neurons(into, torch.cat([nothing.mT, *(n.out for n in neurons)])))
 
 
 @dataclass(frozen=True)
@@ -265,8 +243,9 @@ class Program:
     @property
     def largest(self) -> float:
         """Largest absolute value of a weight, bias or gain, embeddings included."""
-        weights = [weight for block in self.blocks for weight in block.weights.values()]
-        return max(float(weight.abs().max()) for weight in (self.layout.places, *weights))
+        parts = [part for block in self.blocks for part in (*(block.head or ()), *block.neurons)]
+        sizes = [float(part.abs().max()) for part in (self.layout.places, *parts) if part.numel()]
+        return max(self.layout.gain, *sizes)
 
     def __call__(self, xs: Float[Tensor, "*batch n d"], ys: Labels) -> Float[Tensor, "*batch n"]:
         """Predict each y from the pairs before it and its own x; the first prediction is 0."""
@@ -294,8 +273,7 @@ def gradient_program(
     fields = {"label": 1, "input": dim, "weights": dim, "prediction": 1}
     fields |= {"x": dim, "dot": 1, "residual": 1, "flag": 1}
     layout = Layout(fields, 2 * examples + 2, numerics)
-    x, dot, residual, flag = map(layout.pick, ("x", "dot", "residual", "flag"))
-    label, query, weights = map(layout.pick, ("label", "input", "weights"))
+    label, query, weights, _, x, dot, residual, flag = map(layout.pick, fields)
     change, decay = -2 * rate * weights[:, None], -2 * rate * penalty * weights[:, None]
     used = torch.cat([x, dot, residual, flag])
     dots = mul(layout, x[None], weights[:, None], dot[None])
@@ -324,11 +302,9 @@ def ridge_program(dim: int, examples: int, penalty: float, numerics: Numerics = 
     fields = {"label": 1, "input": dim, "weights": dim, "prediction": 1, "matrix": dim**2}
     fields |= {"x": dim, "u": dim, "dot": 1, "growth": 1, "divided": dim, "error": 1}
     layout = Layout(fields, 2 * examples + 2, numerics)
-    x, u, dot, growth, divided, error = map(
-        layout.pick, ("x", "u", "dot", "growth", "divided", "error")
-    )
-    label, query, weights = map(layout.pick, ("label", "input", "weights"))
-    matrix = layout.pick("matrix").unflatten(0, (dim, dim))  # M - I, so that it need not be set
+    picked = map(layout.pick, fields)
+    label, query, weights, _, matrix, x, u, dot, growth, divided, error = picked
+    matrix = matrix.unflatten(0, (dim, dim))  # M - I, so that it need not be set
     used = torch.cat([x, u, dot, growth, divided, error])
     steep = 1 / (2 * math.sqrt(penalty))  # |u/q| and |e/q| are at most about this
     multiply = [

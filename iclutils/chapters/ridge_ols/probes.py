@@ -140,8 +140,8 @@ def fit(
         falling.step()
     shape = (nets, layers, len(targets))
     with torch.no_grad():
-        held = groups[:, batch - held_out :].split(batch_size, 1)
-        predicted = torch.cat([probes(part.transpose(1, 2)) for part in held], 2)
+        unseen = groups[:, batch - held_out :].split(batch_size, 1)
+        predicted = torch.cat([probes(part.transpose(1, 2)) for part in unseen], 2)
         error = _normalised(predicted, scaled[:, -held_out:])
         attention = probes.scores.softmax(-1)
     return Probed(error.view(*shape, held_out), attention.view(*shape, pos))
@@ -184,8 +184,8 @@ def _normalised(
 
 def _check(batch: int, held_out: int, least: int) -> None:
     if held_out < 2 or batch - held_out <= least:
-        given = f"{held_out} and {batch - held_out}"
-        raise IclError(f"Hold out at least 2 contexts and fit to more than {least}; got {given}.")
+        counts = f"{held_out} and {batch - held_out}"
+        raise IclError(f"Hold out at least 2 contexts and fit to more than {least}; got {counts}.")
 
 
 def ridge_errors(

@@ -74,21 +74,21 @@ def ask_every_number(
     tokens, at = _written(form, contexts.xs, contexts.ys)
     tokens, wanted = tokens.to(device), form.values[:, 0].to(device)
     gaps = torch.tensor(form.between, dtype=torch.long).expand(count, -1)
-    asked = torch.cat([form.values, gaps], 1).to(device)  # (query, step)
+    queries = torch.cat([form.values, gaps], 1).to(device)  # (query, step)
     means = []
     for batch in bar(tokens.split(max(1, ROWS // count)), "contexts"):
         states, answers = keys_values(model, batch), []
         for pairs in seen:
             cut = int(at[pairs]) - len(form.between) - 1  # the last token before an x
             last = batch[:, cut].repeat_interleave(count)[:, None]
-            fed = torch.cat([last, asked.repeat(len(batch), 1)], 1)  # (batch query, step)
+            fed = torch.cat([last, queries.repeat(len(batch), 1)], 1)  # (batch query, step)
             keys, values = (
                 tuple(s[:, :, :cut].repeat_interleave(count, 0) for s in part) for part in states
             )
-            held, own = (fed.new_ones(len(fed), n, dtype=torch.bool) for n in (cut, fed.shape[1]))
+            cached, own = (fed.new_ones(len(fed), n, dtype=torch.bool) for n in (cut, fed.shape[1]))
             step = torch.arange(fed.shape[1], device=device).expand_as(fed)
             with torch.no_grad():
-                logits = read_with_cache(model, keys, values, held, fed, own, cut + step, step)
+                logits = read_with_cache(model, keys, values, cached, fed, own, cut + step, step)
             log_p = logits.double().log_softmax(-1)[:, -1, wanted].cpu()  # (batch query, value)
             answers.append(_mean(form, log_p)[0].unflatten(0, (-1, count)))
         means.append(torch.stack(answers, 1))
@@ -105,8 +105,8 @@ def hidden_states(
     cut, states = int(at[-1]), []
     for batch in bar(tokens[:, : cut + 1].split(batch_size), "contexts"):
         last = at_positions(torch.full((len(batch), 1), cut))
-        _, kept = run_with_hooks(model, batch.to(model.cfg.device), [last], names)
-        states.append(torch.stack([kept[name][:, -1] for name in names]).cpu())
+        _, cache = run_with_hooks(model, batch.to(model.cfg.device), [last], names)
+        states.append(torch.stack([cache[name][:, -1] for name in names]).cpu())
     return torch.cat(states, 1)
 
 

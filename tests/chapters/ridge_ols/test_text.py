@@ -16,18 +16,6 @@ from iclutils.tasks import numbers
 SAVE = {"gpt2": save_gpt2, "llama": save_grouped}
 
 
-@pytest.mark.shared
-def test_numbers_are_written_in_words(text_model):
-    model = models.load(text_model)
-    form = numbers.of_text(models.words(model))
-    drawn = numbers.contexts(form, 2, 3, seeded(0))
-    text = model.tokenizer.decode(form.write(drawn.xs, drawn.ys)[0][0])
-    step = 2 * numbers.LARGEST / 99
-    pairs = zip(drawn.xs[0, :, 0].tolist(), drawn.ys[0].tolist(), strict=True)
-    as_read = [[round((v + numbers.LARGEST) / step) for v in pair] for pair in pairs]
-    assert text == "".join(f" {x} -> {y}\n" for x, y in as_read)
-
-
 @pytest.mark.parametrize(("number", "shown"), [("0", "3"), ("00", "03")])
 def test_numbers_in_digits(number, shown):
     """A tokenizer that splits digits, and parts a space from them, as SmolLM2's does."""
