@@ -59,7 +59,7 @@ out = BLOCKS[LAYER].self_attn.o_proj.weight[:, HEAD * SIZE : (HEAD + 1) * SIZE]
 given = {"tokens": tokens, "answer": answer, "shown": shown.expand_as(tokens).long()}
 expected = {
     "log p": log_p({}),
-    "query term of 18.6": first[:, :3],
+    "start of 18.6": first[:, :3],
     "update of 18.6": update[:, :3],
     "attention of 18.6 to the first copy": (weights * shown).sum(-1),
     "18.6 after five tokens": half[:, :3],
@@ -68,7 +68,7 @@ expected = {
     "embedding to the logit": (seen["resid", -1][:, -1] * towards).sum(1),
     "logit": logits[:, -1].gather(1, answer[:, None])[:, 0],
     "log p without updates": log_p(no_update),
-    "log p without query terms": log_p(no_query),
+    "log p without starts": log_p(no_query),
     "log p without updates, MLPs held": log_p({**no_update, **frozen}),
     "log p with the mean update": log_p(
         {**no_update, **{("z", la): moved(la) for la in range(LAYERS)}}

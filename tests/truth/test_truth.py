@@ -315,10 +315,10 @@ def chapter_05(net, given):
     answer, (layer, h) = given["answer"], (18, 6)
     duals = heads.dual_heads(query, shown)
     parts = heads.direct_logit_attribution(query, duals, answer)
-    ways = ("whole", "no update", "no query term", "no update, MLPs held")
+    ways = ("whole", "no update", "no start", "no update, MLPs held")
     found = ablation.ablations(query, shown, answer, ways=ways)
-    mean = duals.demonstration_update.mean(0, keepdim=True)
-    hooks = ablation.replaced(query, shown, "update", mean)
+    mean = duals.update.mean(0, keepdim=True)
+    hooks = ablation.replace_part(query, shown, "update", mean)
     found["mean update"] = ablation.predict(query, answer, hooks=hooks)
     one = ablation.ablations(query, shown, answer, heads=[(layer, h)], ways=["no update"])
     changes = {
@@ -331,17 +331,17 @@ def chapter_05(net, given):
     }
     said = (
         "log p without updates",
-        "log p without query terms",
+        "log p without starts",
         "log p without updates, MLPs held",
         "log p with the mean update",
     )
     return {
         "log p": found["whole"].log_prob,
-        "query term of 18.6": duals.query_term[:, layer, h, :3],
-        "update of 18.6": duals.demonstration_update[:, layer, h, :3],
+        "start of 18.6": duals.start[:, layer, h, :3],
+        "update of 18.6": duals.update[:, layer, h, :3],
         "attention of 18.6 to the first copy": duals.attention_share[:, layer, h],
         "18.6 after five tokens": heads.head_trajectory(query, shown, (layer, h))[:, 6, :3],
-        "what 18.6 learns, to the logit": parts.demonstration_update[:, layer, h],
+        "what 18.6 learns, to the logit": parts.update[:, layer, h],
         "MLP 20 to the logit": parts.mlp[:, 20],
         "embedding to the logit": parts.embedding,
         "logit": parts.logit,

@@ -1,48 +1,54 @@
-"""Failures: planted on purpose, and flagged by what they change.
+"""Failures: five kinds planted on purpose, the signs that they show, and the part to blame.
 
-Rows of attention are mixed with even attention (``even``: rank collapse; Dong et al. 2021), with
-the first token (``sink``; Xiao et al. 2024) or with themselves one source earlier (``misrouted``);
-edges carry their writer's mean (``cut``); heads write too much (``overactive``)."""
+Rows of attention become even (``even``: rank collapse; Dong et al. 2021), go to the first token
+(``sink``; Xiao et al. 2024) or land one source too early (``misrouted``); edges carry their
+writer's mean (``cut``); heads write four times as much (``overactive``). What reads from a broken
+part looks unusual, too. So a part is blamed only if it is unusual *on healthy inputs*, and if its
+healthy output brings the score back: both need the healthy model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
+from scipy.stats import mannwhitneyu
+from sklearn.covariance import LedoitWolf
 from torch import Tensor
 
-from ...errors import IclError
+from ...errors import IclError, unknown
 from ...interp import graph
-from ...interp.clean_corrupt import CleanCorrupt
+from ...interp.clean_corrupt import CONSTANT, CleanCorrupt
 from ...interp.graph import Edge, Node, component_output, output_hook
 from ...interp.head_scores import uniform_pattern
-from ...interp.hooks import Hook, at_positions, check_editable, check_head, run_with_hooks
-from ...interp.statistics import MAD
+from ...interp.hooks import Hook, at_positions, check_editable, run_with_hooks, set_activation
+from ...interp.statistics import benjamini_hochberg, mean_se
 from ...models import TransformerBridge, get_act_name
+from .interactions import SCALE, answer_direction
 
 KINDS = ("even", "sink", "cut", "misrouted", "overactive")
-EXCESS = 3.0  # an overactive head of full strength puts out 1 + EXCESS times as much
-MIN_SOLVED = 30  # healthy cases behind a quantile
-OUTLIER_Z = 3.5  # robust z of an outlier (Iglewicz and Hoaglin 1993)
+EXCESS = 4.0  # times what an overactive head should write
+COMPARED = ("length", "push", "distance", "entropy")  # signs of an anomaly
+ENOUGH = 0.2  # share of the lost score that a part to blame brings back
 SPLIT = ("hook_q_input", "hook_k_input", "hook_v_input", "hook_mlp_in")
 
+Signs = dict[Node, dict[str, Float[Tensor, "_"]]]  # by component and sign, (case)
+Covariances = Mapping[Node, LedoitWolf]
 Pattern = Float[Tensor, "batch dest src"]
-Measures = Mapping[str, Float[Tensor, "_ _"]]  # (case, head), (case, edge) or (case, 1)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of some heads, of strength 0 (none) to 1; of ``cut``, of all edges to ``readers``."""
+    """A fault of some heads; of ``cut``, of all edges from these heads to ``readers``."""
 
     kind: str
     heads: tuple[Node, ...]
     readers: tuple[Node, ...] = ()
-    strength: float = 1.0
 
     @property
     def edges(self) -> list[Edge]:
@@ -51,81 +57,71 @@ class Fault:
 
     @property
     def parts(self) -> frozenset[Node]:
-        """Components that work wrongly: the heads, or those whose inputs are cut off."""
+        """The components that work wrongly: the heads, or those whose inputs are cut off."""
         reading = [v for v in self.readers if v.kind != "logits"]
         cut_off = [v._replace(kind="mlp" if v.kind == "mlp_in" else "head") for v in reading]
         return frozenset(cut_off if self.kind == "cut" else self.heads)
 
 
-def plant(model: TransformerBridge, task: CleanCorrupt, faults: Sequence[Fault]) -> list[Hook]:
-    """Return hooks that plant faults in runs of this task; edges come last, and carry its mean."""
-    hooks: list[Hook] = []
-    for fault in sorted(faults, key=lambda fault: fault.kind == "cut"):
-        for node in fault.heads:
-            check_head(model, (node.layer, node.head))
-        if not fault.strength:
-            continue
-        if fault.kind == "cut":
-            hooks += mix_in_mean(model, task, fault.edges, fault.strength)
-        elif fault.kind == "overactive":
-            scale = partial(torch.mul, other=1 + EXCESS * fault.strength)
-            hooks += [_edit("z", node, scale) for node in fault.heads]
-        else:
-            check_editable(model)
-            mix = partial(_mix, kind=fault.kind, strength=fault.strength)
-            hooks += [_edit("pattern", node, mix) for node in fault.heads]
-    return hooks
+def plant(model: TransformerBridge, task: CleanCorrupt, fault: Fault) -> list[Hook]:
+    """Return hooks that plant a fault in runs of this task; refuse a kind that there is not."""
+    if fault.kind not in KINDS:
+        raise unknown("fault", fault.kind, KINDS)
+    if fault.kind == "cut":
+        return carry_mean(model, task, fault.edges)
+    check_editable(model)
+    part = "z" if fault.kind == "overactive" else "pattern"
+
+    def hook_of(node: Node) -> Hook:
+        def edit(value: Tensor, hook: object) -> Tensor:
+            value = value.clone()
+            if part == "z":
+                value[:, :, node.head] *= EXCESS  # (batch, pos, d_head)
+            else:
+                value[:, node.head] = _break_rows(value[:, node.head], fault.kind)
+            return value
+
+        return get_act_name(part, node.layer), edit
+
+    return [hook_of(node) for node in fault.heads]
 
 
-def mix_in_mean(
-    model: TransformerBridge, task: CleanCorrupt, edges: Sequence[Edge], share: float
-) -> list[Hook]:
-    """Return hooks by which edges carry ``share`` of their writer's mean on the task and 1 - share
-    of what it writes in the run, whatever else is changed there."""
+def _break_rows(
+    rows: Float[Tensor, "batch dest src"], kind: str
+) -> Float[Tensor, "batch dest src"]:
+    if kind == "even":
+        return uniform_pattern(rows.shape[-1]).to(rows).expand_as(rows)
+    broken = torch.zeros_like(rows)
+    if kind == "sink":
+        broken[..., 0] = 1
+    else:  # misrouted
+        broken[..., :-1] = rows[..., 1:]
+        broken[..., 0] += rows[..., 0]
+    return broken
+
+
+def carry_mean(model: TransformerBridge, task: CleanCorrupt, edges: Sequence[Edge]) -> list[Hook]:
+    """Return hooks by which edges carry their writer's mean on the healthy task, in place of what
+    it writes in the run, whatever else is changed there."""
     graph.of(model).mask(edges)  # refuses edges that there are not
-    own = graph.component_outputs(model, task.clean, {u for u, _ in edges})
+    healthy = graph.component_outputs(model, task.clean, {u for u, _ in edges})
 
     def hooks_of(writer: Node, reader: Node) -> list[Hook]:
-        mean, written = own[writer].mean((0, 1)), list[Tensor]()
+        mean, written = healthy[writer].mean((0, 1)), list[Tensor]()
 
         def watch(value: Tensor, hook: object) -> Tensor:
             written[:] = [component_output(model, {output_hook(writer): value}, writer)]
             return value
 
-        def mix(value: Tensor, hook: object) -> Tensor:
+        def swap(value: Tensor, hook: object) -> Tensor:
             value = value.clone()
             read = value[:, :, reader.head] if reader.kind in graph.CHANNELS else value
-            read += share * (mean - written[0])
+            read += mean - written[0]
             return value
 
-        return [(output_hook(writer), watch), (graph.input_hook(model, reader), mix)]
+        return [(output_hook(writer), watch), (graph.input_hook(model, reader), swap)]
 
     return [hook for edge in edges for hook in hooks_of(*edge)]
-
-
-def _edit(part: str, head: Node, change: Callable[[Tensor], Tensor]) -> Hook:
-    """Change what one head attends to (batch, dest, src) or puts out, before W_O."""
-
-    def edit(value: Tensor, hook: object) -> Tensor:
-        value = value.clone()
-        own = value.select(1 if part == "pattern" else 2, head.head)
-        own.copy_(change(own))
-        return value
-
-    return get_act_name(part, head.layer), edit
-
-
-def _mix(pattern: Pattern, kind: str, strength: float) -> Pattern:
-    """Mix rows with even attention, with the first token, or with themselves one source back."""
-    target = torch.zeros_like(pattern)
-    if kind == "even":
-        target = uniform_pattern(pattern.shape[-1]).to(pattern).expand_as(pattern)
-    elif kind == "sink":
-        target[..., 0] = 1
-    else:
-        target[..., :-1] = pattern[..., 1:]
-        target[..., 0] += pattern[..., 0]
-    return torch.lerp(pattern, target, strength)
 
 
 def observe(
@@ -134,10 +130,14 @@ def observe(
     hooks: Sequence[Hook] = (),
     watch: Iterable[str] = (),
 ) -> tuple[Float[Tensor, "batch entry vocab"], dict[str, Tensor]]:
-    """Return logits at the scored positions under ``hooks``, and activations after them."""
+    """Return logits at the scored positions under ``hooks``, and the activations ``watch`` there
+    (case, entry, ...)."""
     split = any(name.endswith(SPLIT) for name, _ in hooks)
     with graph.split_qkv_input(model) if split else nullcontext():
-        return run_with_hooks(model, task.clean, [*hooks, at_positions(task.at)], watch)
+        logits, seen = run_with_hooks(model, task.clean, [*hooks, at_positions(task.at)], watch)
+    batch = torch.arange(len(task), device=task.at.device)[:, None]
+    by_position = {k: x.transpose(1, 2) if "pattern" in k else x for k, x in seen.items()}
+    return logits, {name: value[batch, task.at] for name, value in by_position.items()}
 
 
 def score(
@@ -147,84 +147,132 @@ def score(
     return task.score(observe(model, task, hooks)[0])
 
 
-def relative_entropy(
-    rows: Float[Tensor, "case entry src"], at: Int[Tensor, "case entry"]
-) -> Float[Tensor, "case entry"]:
-    """Return the entropy of rows of attention over that of even attention; 0 at position 0."""
-    return torch.special.entr(rows).sum(-1) / torch.log(at + 1.0).clamp(min=1e-9)
+def fit_covariances(model: TransformerBridge, healthy: CleanCorrupt) -> Covariances:
+    """Fit mean and shrunken covariance of every component's write (Ledoit, Wolf 2004), on cases
+    that are not used again: distances of the very cases of a fit are too small."""
+    writes, _ = _writes(model, healthy, ())
+    return {node: LedoitWolf().fit(_mean(write)) for node, write in writes.items()}
 
 
-def measure_cases(
+def signs(
     model: TransformerBridge,
     task: CleanCorrupt,
-    heads: Sequence[Node],
-    edges: Sequence[Edge] = (),
-    faults: Sequence[Fault] = (),
-) -> Measures:
-    """Return what ``flags`` compares, of every case under ``faults``, means over scored positions.
+    hooks: Sequence[Hook] = (),
+    covariances: Covariances | None = None,
+) -> Signs:
+    """Return what every head and MLP layer shows in every case under ``hooks``.
 
-    Of heads, ``entropy`` of attention over that of even attention; ``first``, attention to the
-    first token; ``sink``, share of rows that give it most; ``routed``, attention to the source less
-    that to the best other position; ``norm`` of the write. Of edges, ``effect``: nats lost when the
-    edge carries its writer's mean. Of a case, ``score`` (nats) and ``right``, its share of right
-    answers."""
-    hooks, at = plant(model, task, faults), task.at
-    assert task.source is not None
-    source, batch = task.source[..., None], torch.arange(len(task), device=at.device)[:, None]
-    names = [get_act_name(part, node.layer) for node in heads for part in ("pattern", "z")]
-    logits, seen = observe(model, task, hooks, names)
-    measured = []
-    for node in heads:
-        rows = seen[get_act_name("pattern", node.layer)][batch, node.head, at]  # case, entry, src
-        values = {
-            "entropy": relative_entropy(rows, at),
-            "first": rows[..., 0],
-            "sink": (rows[..., 0] > rows[..., 1:].amax(-1)).to(rows),
-            "routed": rows.gather(-1, source)[..., 0] - rows.scatter(-1, source, 0).amax(-1),
-            "norm": component_output(model, seen, node)[batch, at].norm(dim=-1),
-        }
-        measured.append({name: value.mean(-1) for name, value in values.items()})
-    cut = {edge: fault.strength for fault in faults for edge in fault.edges}
-    rest = [mix_in_mean(model, task, [edge], 1 - cut.get(edge, 0.0)) for edge in edges]
-    whole, left = task.score(logits), [score(model, task, [*hooks, *more]) for more in rest]
-    right = task.is_correct(logits).double().mean(-1)
-    by_head = {name: torch.stack([one[name] for one in measured], 1) for name in measured[0]}
-    effect = {"effect": whole[:, None] - torch.stack(left, 1)} if edges else {}
-    return {**by_head, **effect, "score": whole[:, None], "right": right[:, None]}
+    Means over scored positions: ``length`` of its write; ``push``, size of its direct effect on the
+    answer's logit (nats); ``distance`` (Mahalanobis) of its mean write from the usual one; and of
+    heads ``entropy`` of attention over that of even attention, attention to the ``first`` token and
+    to the answer's ``source``.
+    """
+    writes, seen = _writes(model, task, hooks)
+    toward = answer_direction(model, task) / seen[SCALE]  # (case, entry, d_model)
+    out: Signs = {}
+    for node, write in writes.items():  # (case, entry, d_model)
+        own = {"length": write.norm(dim=-1).mean(-1)}
+        own["push"] = (write * toward).sum(-1).mean(-1).abs()
+        if covariances is not None:
+            distance = torch.as_tensor(covariances[node].mahalanobis(_mean(write)))
+            own["distance"] = distance.clamp(min=0).sqrt()
+        if node.kind == "head":
+            rows = seen[get_act_name("pattern", node.layer)][:, :, node.head]  # (case, entry, src)
+            entropy = torch.special.entr(rows).sum(-1)
+            own["entropy"] = (entropy / torch.log(task.at + 1.0).clamp(min=1e-9)).mean(-1)
+            own["first"] = rows[..., 0].mean(-1)
+            if task.source is not None:
+                own["source"] = rows.gather(-1, task.source[..., None]).mean((1, 2))
+        out[node] = {name: value.double().cpu() for name, value in own.items()}
+    return out
 
 
-class Flags(NamedTuple):
-    """Which kinds (in the order of ``KINDS``) are flagged; ``wrong``: score below healthy 1 %."""
+def anomalous(cases: Signs, healthy: Signs) -> list[Node]:
+    """Return the components of which a sign of ``COMPARED`` differs from healthy cases
+    (Mann-Whitney, false discoveries over all held at 5 %; Benjamini and Hochberg 1995)."""
+    columns = [(node, name) for node, own in cases.items() for name in COMPARED if name in own]
+    pair = [np.stack([side[node][name] for node, name in columns], 1) for side in (cases, healthy)]
+    p = torch.as_tensor(np.nan_to_num(mannwhitneyu(*pair, axis=0).pvalue, nan=1.0))
+    odd = benjamini_hochberg(p, 0.05).tolist()
+    return list(dict.fromkeys(node for (node, _), yes in zip(columns, odd, strict=True) if yes))
 
-    kinds: Bool[Tensor, "case kind"]
-    wrong: Bool[Tensor, "case"]
+
+class Diagnosis(NamedTuple):
+    """Components that look unusual, and those of them that are to blame."""
+
+    anomalous: list[Node]
+    blamed: list[Node]
 
 
-def flags(seen: Measures, healthy: Measures, roles: Sequence[Sequence[int]]) -> Flags:
-    """Flag every kind that cases show against healthy, solved ones, none instead of the others.
+def diagnose(
+    model: TransformerBridge,
+    task: CleanCorrupt,
+    hooks: Sequence[Hook],
+    covariances: Covariances,
+    healthy: Signs,
+) -> Diagnosis:
+    """Find what is unusual in cases under ``hooks`` against ``healthy`` ones, and what is to blame;
+    refuse cases that lose nothing.
 
-    ``roles``: columns of heads that do the same, of which half must be conspicuous; of a cut, the
-    effect of some edge. A head is misrouted only if it looks at the source when healthy, and if its
-    attention is not mostly collapsed. Refuses fewer than thirty solved cases."""
-    solved = {name: value[healthy["right"][:, 0] >= 0.5] for name, value in healthy.items()}
-    if len(solved["score"]) < MIN_SOLVED:
-        raise IclError(f"Flags need {MIN_SOLVED} solved cases; got {len(solved['score'])}.")
-    median = {name: value.median(0).values for name, value in solved.items()}
-    below = {name: seen[name] < value.quantile(0.01, 0) for name, value in solved.items()}
-    above = {name: seen[name] > value.quantile(0.99, 0) for name, value in solved.items()}
-    spread = MAD * (solved["norm"] - median["norm"]).abs().median(0).values
+    Components of one role stand in for each other: what one restores counts alone, or on top of the
+    others, whichever is more; ``ENOUGH`` beyond two standard errors is blamed.
+    """
+    lost = (score(model, task) - score(model, task, hooks)).mean()
+    if abs(float(lost)) < CONSTANT:
+        raise IclError("These cases lose nothing: there is no failure to explain.")
+    broken, own, broken_alone = (
+        signs(model, task, some, covariances)
+        for some in (hooks, (), [*hooks, *healthy_inputs(model, task)])
+    )
+    odd, odd_alone = anomalous(broken, healthy), anomalous(broken_alone, own)
+    local = [node for node in odd if node in odd_alone]
 
-    def in_a_role(heads: Bool[Tensor, "case head"]) -> Bool[Tensor, "case"]:
-        shares = [heads[:, list(columns)].float().mean(1) for columns in roles]
-        return (torch.stack(shares) >= 0.5).any(0)
+    def is_to_blame(node: Node) -> bool:
+        sets = [node], local, [other for other in local if other != node]
+        alone, everything, others = restored(model, task, hooks, sets) / lost
+        mean, error = max(mean_se(alone), mean_se(everything - others))
+        return mean - 2 * error >= ENOUGH
 
-    on_first = seen["sink"] > 0.5
-    collapsed = on_first | (seen["entropy"] > (1 + median["entropy"]) / 2)
-    kinds = {
-        "even": in_a_role(above["entropy"]),
-        "sink": in_a_role(above["first"] & on_first),
-        "cut": below.get("effect", torch.zeros_like(on_first)).any(1),
-        "misrouted": in_a_role(below["routed"] & (median["routed"] > 0) & ~collapsed),
-        "overactive": in_a_role((seen["norm"] - median["norm"]) / spread > OUTLIER_Z),
-    }
-    return Flags(torch.stack([kinds[kind] for kind in KINDS], 1), below["score"][:, 0])
+    return Diagnosis(odd, [*filter(is_to_blame, local)])
+
+
+def restored(
+    model: TransformerBridge, task: CleanCorrupt, hooks: Sequence[Hook], sets: Sequence[list[Node]]
+) -> Float[Tensor, "set batch"]:
+    """Return the nats that come back when each set of components writes as in the healthy run."""
+    names = {output_hook(node) for nodes in sets for node in nodes}
+    _, own = run_with_hooks(model, task.clean, (), names)
+
+    def restore(node: Node) -> Hook:
+        name = output_hook(node)
+        return set_activation(name, own[name], [node.head] if node.kind == "head" else [])
+
+    scores = [score(model, task, [*hooks, *map(restore, nodes)]) for nodes in sets]
+    return torch.stack(scores) - score(model, task, hooks)
+
+
+def healthy_inputs(model: TransformerBridge, task: CleanCorrupt) -> list[Hook]:
+    """Return hooks that let every component, and the last LayerNorm, read what it reads when
+    healthy: a fault then shows where it sits alone, and the score means nothing."""
+    layers = range(model.cfg.n_layers)
+    parts = ("resid_pre",) if graph.of(model).parallel else ("resid_pre", "resid_mid")
+    names = [get_act_name(part, la) for part in parts for la in layers]
+    names.append(get_act_name("resid_post", layers[-1]))
+    return [
+        set_activation(*item) for item in run_with_hooks(model, task.clean, (), names)[1].items()
+    ]
+
+
+def _writes(
+    model: TransformerBridge, task: CleanCorrupt, hooks: Sequence[Hook]
+) -> tuple[dict[Node, Float[Tensor, "case entry d_model"]], dict[str, Tensor]]:
+    """Return writes of every head and MLP layer, and activations, at the scored positions."""
+    layers = range(model.cfg.n_layers)
+    names = [get_act_name(part, la) for la in layers for part in ("pattern", "z", "mlp_out")]
+    _, seen = observe(model, task, hooks, [*names, SCALE])
+    components = [node for node in graph.of(model).writers if node.kind != "embed"]
+    return {node: component_output(model, seen, node) for node in components}, seen
+
+
+def _mean(write: Float[Tensor, "case entry d_model"]) -> np.ndarray:
+    return write.mean(1).double().cpu().numpy()

@@ -1,8 +1,9 @@
-"""Change what heads take from demonstrations and from the rest, and see what is still known.
+"""Change what heads take from the examples and from the rest, and see what is still known.
 
-Attention's output at the query is linear in its weights: those on the demonstrations make the
-update, the others the query term. So every change is one of weights, made while the query is read
-again; with the MLPs held, the effect that is left does not pass through them."""
+At the query, a head's output is a sum over tokens: those of the examples make its update, the
+others its start (see ``dual``). Both are linear in the attention weights. So every change here is
+one of weights, made while the query alone is read again.
+"""
 
 from __future__ import annotations
 
@@ -23,34 +24,35 @@ from ...progress import bar
 from .heads import Ids, check_answers
 
 Weights = Float[Tensor, "*shape mem"]  # of attention: (batch, head, 1, mem) in heads at the query
-Shown = Bool[Tensor, "*#shape mem"]  # which tokens are demonstrations
-Change = Callable[[Weights, Shown], Weights]
+Demos = Bool[Tensor, "*#shape mem"]  # which tokens belong to examples
+Change = Callable[[Weights, Demos], Weights]
 
 
-def no_update(weights: Weights, shown: Shown) -> Weights:
-    """Leave W_0 φ(q) alone: no step is taken."""
-    return weights * ~shown
+def no_update(weights: Weights, demos: Demos) -> Weights:
+    """Return weights that leave W_0 φ(q) alone."""
+    return weights * ~demos
 
 
-def no_query_term(weights: Weights, shown: Shown) -> Weights:
-    """Leave ΔW φ(q) alone: the step from 0."""
-    return weights * shown
+def no_start(weights: Weights, demos: Demos) -> Weights:
+    """Return weights that leave ΔW φ(q) alone."""
+    return weights * demos
 
 
-def regularised(weights: Weights, shown: Shown, alpha: float) -> Weights:
-    """Make it (1-α) W_0 φ(q) + ΔW φ(q): the step on L + (α/2) |W|² weakens the query term alone."""
-    return torch.where(shown, weights, (1 - alpha) * weights)
+def regularised(weights: Weights, demos: Demos, alpha: float) -> Weights:
+    """Return weights of (1-α) W_0 φ(q) + ΔW φ(q): a step on L + (α/2) |W|² weakens the start
+    alone."""
+    return torch.where(demos, weights, (1 - alpha) * weights)
 
 
-def negative_samples(weights: Weights, shown: Shown, beta: float) -> Weights:
-    """Take β times the mean of the other values off each, as ``contrasted``."""
-    chosen = weights * shown
-    others = (chosen.sum(-1, keepdim=True) - chosen) / (shown.sum(-1, keepdim=True) - 1).clamp(1)
-    return weights - beta * others * shown
+def negative_samples(weights: Weights, demos: Demos, beta: float) -> Weights:
+    """Return weights that take β times the mean of the other values off each, as
+    ``dual.contrasted``."""
+    chosen = weights * demos
+    others = (chosen.sum(-1, keepdim=True) - chosen) / (demos.sum(-1, keepdim=True) - 1).clamp(1)
+    return weights - beta * others * demos
 
 
-PARTS: Mapping[str, Change] = {"update": no_update, "query term": no_query_term}
-WAYS = ("whole", *(f"no {part}{how}" for part in PARTS for how in ("", ", MLPs held")))
+PARTS: Mapping[str, Change] = {"update": no_update, "start": no_start}
 
 
 class Predictions(NamedTuple):
@@ -64,31 +66,40 @@ def change_heads(
     query: AtQuery, demonstrations: Mask, change: Change, heads: Iterable[Head] | None = None
 ) -> list[Hook]:
     """Return hooks for ``query.again`` that change weights of attention in heads, all or some."""
-    shown = query.as_read_again(query.mask(demonstrations))[:, None, None]
+    demos = query.as_read_again(query.mask(demonstrations))[:, None, None]  # (batch, 1, 1, mem)
     cfg = query.model.cfg
-    chosen = torch.zeros(cfg.n_layers, cfg.n_heads, 1, 1, dtype=torch.bool, device=shown.device)
+    chosen = torch.zeros(cfg.n_layers, cfg.n_heads, 1, 1, dtype=torch.bool, device=demos.device)
     for head in [divmod(i, cfg.n_heads) for i in range(chosen.numel())] if heads is None else heads:
         check_head(query.model, head)
         chosen[head] = True
 
-    def changed(weights: Tensor, hook: object, some: Tensor) -> Tensor:
-        return torch.where(some, change(weights, shown), weights)
+    def edit(weights: Tensor, hook: object, some: Tensor) -> Tensor:
+        return torch.where(some, change(weights, demos), weights)
 
     return [
-        (get_act_name("pattern", layer), partial(changed, some=some))
+        (get_act_name("pattern", layer), partial(edit, some=some))
         for layer, some in enumerate(chosen)
         if some.any()
     ]
 
 
-def replaced(
+def replace_part(
     query: AtQuery,
     demonstrations: Mask,
     part: str,
     vectors: Float[Tensor, "#batch layer head d_head"],
 ) -> list[Hook]:
-    """Return hooks that put vectors in the place of every head's part."""
-    return [*change_heads(query, demonstrations, PARTS[part]), *moved(vectors)]
+    """Return hooks that put vectors in the place of every head's ``"update"`` or ``"start"``."""
+    return [*change_heads(query, demonstrations, PARTS[part]), *add_vectors(vectors)]
+
+
+def add_vectors(vectors: Float[Tensor, "#batch layer head d_head"]) -> list[Hook]:
+    """Return hooks that add a vector to every head's output."""
+
+    def add(z: Tensor, hook: object, layer: int) -> Tensor:
+        return z + vectors[:, layer, None].to(z)
+
+    return [(get_act_name("z", la), partial(add, layer=la)) for la in range(vectors.shape[1])]
 
 
 def mean_of_others(parts: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch *shape"]:
@@ -100,21 +111,12 @@ def removed_by(
     query: AtQuery, demonstrations: Mask, change: Change
 ) -> Float[Tensor, "batch layer head d_head"]:
     """Return what a change of the weights takes off every head's output, in float64."""
-    shown, seen = query.mask(demonstrations)[:, None, None], query.seen[:, None, None]
+    demos, seen = query.mask(demonstrations)[:, None, None], query.seen[:, None, None]
     layers = []
     for q, key, value, _ in read_heads(query):
         weights = scores(q[:, :, None], key, seen).softmax(-1)  # (batch, head, 1, pos)
-        layers.append(((weights - change(weights, shown)) @ value)[:, :, 0])
+        layers.append(((weights - change(weights, demos)) @ value)[:, :, 0])
     return torch.stack(layers, 1)
-
-
-def moved(vectors: Float[Tensor, "#batch layer head d_head"]) -> list[Hook]:
-    """Return hooks that move every head's output by a vector."""
-
-    def added(z: Tensor, hook: object, layer: int) -> Tensor:
-        return z + vectors[:, layer, None].to(z)
-
-    return [(get_act_name("z", la), partial(added, layer=la)) for la in range(vectors.shape[1])]
 
 
 def predict(
@@ -126,8 +128,10 @@ def predict(
     centred: bool = False,
 ) -> Predictions:
     """Answer at the query, under hooks; with ``choices`` (batch, k), among these.
-    ``centred``: after the mean logit of every choice, over the prompts, is taken off, so that no
-    label wins because the model likes its word."""
+
+    ``centred`` takes off the mean logit of every choice over the prompts, so that no label wins
+    because the model likes its word.
+    """
     check_answers(query, answer, choices)
     if choices is None:
         choices = torch.arange(query.model.cfg.d_vocab, device=answer.device)[None]
@@ -135,10 +139,10 @@ def predict(
     if not bool(is_answer.any(1).all()):
         raise IclError("Every answer must be among its choices.")
     logits = query.again(hooks) if hooks else query.logits
-    logits = logits.gather(1, choices.expand(len(answer), -1))
+    logits = logits.gather(1, choices.expand(len(answer), -1))  # (batch, choice)
     logits = logits - logits.mean(0) if centred else logits
-    chosen = (logits * is_answer).sum(1)
-    return Predictions(chosen - logits.logsumexp(1), chosen == logits.amax(1))
+    right = (logits * is_answer).sum(1)
+    return Predictions(right - logits.logsumexp(1), right == logits.amax(1))
 
 
 def ablations(
@@ -147,13 +151,15 @@ def ablations(
     answer: Ids,
     choices: Ids | None = None,
     heads: Sequence[Head] | None = None,
-    ways: Sequence[str] = WAYS,
+    ways: Sequence[str] = ("whole", "no update", "no start"),
     *,
     centred: bool = False,
 ) -> dict[str, Predictions]:
-    """Answer without the updates, or query terms, of heads, by way, beside the ``whole``: "no
-    update, MLPs held" with the MLPs at their values of the whole run. Other arguments as for
-    ``predict``."""
+    """Answer as it is (``whole``) and without the updates or starts of heads, by way.
+
+    ``"no update, MLPs held"`` leaves the MLPs at their values of the whole run, so that what is
+    lost does not pass through them. Other arguments as for ``predict``.
+    """
     by_way = {}
     for way in bar(ways, "ablations"):
         part, _, held = way.removeprefix("no ").partition(", ")
@@ -165,7 +171,7 @@ def ablations(
     return by_way
 
 
-def guess(choices: Ids | None) -> float:
+def chance(choices: Ids | None) -> float:
     """Return the accuracy of a guess among the choices, 0 among all tokens."""
     return 0.0 if choices is None else 1 / choices.shape[1]
 
@@ -173,7 +179,7 @@ def guess(choices: Ids | None) -> float:
 def is_able(whole: Predictions, choices: Ids | None) -> bool:
     """Tell whether a model answers two standard errors better than a guess."""
     mean, error = mean_se(whole.is_correct.double())
-    return mean - 2 * error > guess(choices)
+    return mean - 2 * error > chance(choices)
 
 
 def still_right(
@@ -181,4 +187,4 @@ def still_right(
 ) -> Float[Tensor, "answers"]:
     """Tell of the right answers which stay right; the mean is a share, with a guess put to 0."""
     still = changed.is_correct[whole.is_correct].double()
-    return (still - guess(choices)) / (1 - guess(choices))
+    return (still - chance(choices)) / (1 - chance(choices))

@@ -1,10 +1,12 @@
 """The dual model of softmax attention: a linear model of features, after one gradient step.
 
 With D the demonstrations, T the other keys, φ(k)·φ(q) = exp(k·q/√d) and D_q = Σ φ(k_j)·φ(q),
-attention gives W_0 φ(q) + ΔW φ(q), *query term* and *demonstration update*: W_0 = Σ_T v_j
-φ(k_j)ᵀ / D_q, ΔW = Σ_D v_i φ(k_i)ᵀ / D_q. ΔW is a step of gradient descent, D_q held fixed, on
-L(W) = -Σ_D v_i · W φ(k_i) / D_q ({cite}`ren2024`; the sign as derived here), which raises
-similarities and has no minimum. Shapes as in ``features``; ``demos`` (…, key) are the keys of D."""
+attention gives W_0 φ(q) + ΔW φ(q), its *start* and its *update*: W_0 = Σ_T v_j φ(k_j)ᵀ / D_q, ΔW =
+Σ_D v_i φ(k_i)ᵀ / D_q. The update is one step of gradient descent, D_q held fixed, on
+L(W) = -Σ_D v_i · W φ(k_i) / D_q (after the abstract of {cite}`ren2024`; derived here), which raises
+similarities and has no minimum. The start is not what the head would say without the examples: they
+are in D_q. Shapes as in ``features``; ``demos`` (…, key) are the keys of D.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,15 @@ Demos = Bool[Tensor, "*#batch key"]
 def dual_form(
     queries: Queries, keys: Keys, values: Values, demos: Demos, allowed: Allowed | None = None
 ) -> tuple[Float[Tensor, "*batch query value"], Float[Tensor, "*batch query value"]]:
-    """Return query term and demonstration update of all queries; their sum is softmax attention.
+    """Return start and update of all queries; their sum is softmax attention.
 
     Example:
         >>> import torch
         >>> from iclutils.chapters.contrastive_kernel import dual, features
         >>> tokens = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
         >>> demos = torch.tensor([True, True, True, False, False])
-        >>> first, update = dual.dual_form(tokens, tokens, tokens, demos)
-        >>> torch.allclose(first + update, features.attention(tokens, tokens, tokens))
+        >>> start, update = dual.dual_form(tokens, tokens, tokens, demos)
+        >>> torch.allclose(start + update, features.attention(tokens, tokens, tokens))
         True
     """
     weights = scores(queries, keys, allowed).softmax(-1)
@@ -41,13 +43,15 @@ def dual_form(
 def trajectory(
     query: Query, keys: Keys, values: Values, demos: Demos, allowed: Allowed | None = None
 ) -> Float[Tensor, "*batch time value"]:
-    """Return what the dual model answers its query as it learns one demonstration after the other:
-    entry 0 is the query term, entry n has learned those among the first n keys, the last is
-    attention's output. ``allowed`` is (…, key)."""
+    """Return what the dual model answers its query as it learns one demonstration after the other.
+
+    Entry 0 is the start, entry n has learned those among the first n keys, the last is attention's
+    output. ``allowed`` is (…, key).
+    """
     seen = None if allowed is None else allowed[..., None, :]
     by_key = scores(query[..., None, :], keys, seen).softmax(-1).mT * values
-    first = (by_key * ~demos[..., None]).sum(-2, keepdim=True)
-    return torch.cat([first, first + (by_key * demos[..., None]).cumsum(-2)], -2)
+    start = (by_key * ~demos[..., None]).sum(-2, keepdim=True)
+    return torch.cat([start, start + (by_key * demos[..., None]).cumsum(-2)], -2)
 
 
 def explicit_steps(
@@ -61,22 +65,24 @@ def explicit_steps(
     beta: float = 0.0,
 ) -> tuple[Float[Tensor, "*batch value"], Float[Tensor, "*batch value"]]:
     """Return answers before and after a gradient step from W_0 by autograd, with W a matrix: what
-    ``dual_form`` is checked against. Query and keys come as features, ``features.gram``;
-    ``allowed`` is (…, key). With u_i = W φ(k_i) the loss is (1/D_q) Σ_D
-    [-v_i·u_i + β mean_{j∈D, j≠i} v_j·u_i] + (α/2) |W|²."""
+    ``dual_form`` is checked against.
+
+    Query and keys come as features, ``features.gram``; ``allowed`` is (…, key). With u_i = W φ(k_i)
+    the loss is (1/D_q) Σ_D [-v_i·u_i + β mean_{j∈D, j≠i} v_j·u_i] + (α/2) |W|².
+    """
     seen = torch.ones_like(keys[..., 0], dtype=torch.bool) if allowed is None else allowed
     chosen = demos & seen
     values = values.to(keys)
     total = ((keys @ query[..., None])[..., 0] * seen).sum(-1)
     targets = contrasted(values, chosen, beta)
 
-    first = (values * (seen & ~chosen)[..., None]).mT @ keys / total[..., None, None]
+    start = (values * (seen & ~chosen)[..., None]).mT @ keys / total[..., None, None]
     with torch.enable_grad():
-        matrix = first.detach().requires_grad_()  # W_0, (*batch, value, feature)
+        matrix = start.detach().requires_grad_()  # W_0, (*batch, value, feature)
         towards = ((keys @ matrix.mT) * targets).sum(-1) * chosen  # v_i·u_i, (*batch, key)
         loss = -(towards.sum(-1) / total).sum() + alpha / 2 * matrix.square().sum()
         (slope,) = torch.autograd.grad(loss, matrix)
-    before, after = ((w @ query[..., None])[..., 0] for w in (first, first - slope))
+    before, after = ((w @ query[..., None])[..., 0] for w in (start, start - slope))
     return before, after
 
 

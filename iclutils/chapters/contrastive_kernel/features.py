@@ -3,7 +3,8 @@
 Softmax attention weighs a key k by exp(k·q / √d) = φ(k)·φ(q). Features of exp(a·b), for tokens
 ``scaled`` by d^(-1/4): ``positive_random``; exact for one query and its keys: ``gram``.
 Shapes: queries (*batch, query, channel), keys (*batch, key, channel), values (*batch, key, value);
-``allowed`` (…, query, key) tells which keys a query may look at."""
+``allowed`` (…, query, key) tells which keys a query may look at.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Heads of a real transformer as linear models that learn from demonstrations in one step.
+"""Heads of a real transformer as linear models that take one gradient step on the examples.
 
-At one position of every prompt (``AtQuery``) a head's output z, before ``W_O``, is the query term
-plus one gradient step on the demonstrations, a mask of tokens (see ``dual``). Queries, keys and
-values are the actual activations, after any rotation; products are in float64."""
+At one position of every prompt (``AtQuery``) a head's output z, before ``W_O``, is its start plus
+its update, which is one gradient step on the demonstrations, a mask of tokens (see ``dual``).
+Queries, keys and values are the actual activations, after any rotation; products are in float64.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +37,10 @@ def first_copy(batch: RepeatedTokens) -> Bool[Tensor, "batch pos"]:
 
 def demonstration_tokens(model: TransformerBridge, prompts: Prompts) -> Bool[Tensor, "batch pos"]:
     """Return the demonstrations of few-shot prompts: all before the query but BOS."""
-    shown = before_query(prompts).clone()
+    demos = before_query(prompts).clone()
     if getattr(model.cfg, "bos_token_id", None) is not None:
-        shown[:, 0] &= prompts.tokens[:, 0] != bos(model)
-    return shown
+        demos[:, 0] &= prompts.tokens[:, 0] != bos(model)
+    return demos
 
 
 def examples(prompts: Prompts) -> Int[Tensor, "batch pos"]:
@@ -77,26 +78,26 @@ def few_shot_case(model: TransformerBridge, prompts: Prompts, choices: Ids | Non
 class DualHeads(NamedTuple):
     """The dual model of every head at the query: W_0 φ(q), ΔW φ(q), and what the head gives."""
 
-    query_term: Float[Tensor, "batch layer head d_head"]
-    demonstration_update: Float[Tensor, "batch layer head d_head"]
+    start: Float[Tensor, "batch layer head d_head"]
+    update: Float[Tensor, "batch layer head d_head"]
     z: Float[Tensor, "batch layer head d_head"]
     attention_share: Float[Tensor, "batch layer head"]  # on the demonstrations
 
 
 def dual_heads(query: AtQuery, demonstrations: Mask) -> DualHeads:
-    """Split every head at the query into its query term and its update."""
+    """Split the output of every head at the query into its start and its update."""
     masks = query.mask(demonstrations)[:, None], query.seen[:, None, None]
     layers = []
     for q, key, value, z in bar(read_heads(query), "layers", query.model.cfg.n_layers):
         values = torch.cat([value, torch.ones_like(value[..., :1])], -1)  # 1 sums the attention
-        first, update = (p[:, :, 0] for p in dual_form(q[:, :, None], key, values, *masks))
-        layers.append((first[..., :-1], update[..., :-1], z, update[..., -1]))
+        start, update = (p[:, :, 0] for p in dual_form(q[:, :, None], key, values, *masks))
+        layers.append((start[..., :-1], update[..., :-1], z, update[..., -1]))
     return DualHeads(*(torch.stack(field, 1) for field in zip(*layers, strict=True)))
 
 
 def head_trajectory(
     query: AtQuery, demonstrations: Mask, head: Head
-) -> Float[Tensor, "batch shown d_head"]:
+) -> Float[Tensor, "batch time d_head"]:
     """Return what one head's dual model answers while it learns token by token, up to z."""
     states, keys, values = _of_head(query, head)
     return trajectory(states, keys, values, query.mask(demonstrations), query.seen)
@@ -112,11 +113,11 @@ def explicit_head_step(
 
 def share_rising(query: AtQuery, demonstrations: Mask) -> Float[Tensor, "batch"]:
     """Return the share of demonstrations i whose v_i·W φ(k_i) rises with the step, over heads."""
-    shown, shares = query.mask(demonstrations)[:, None], []  # (batch, 1, key)
+    demos, shares = query.mask(demonstrations)[:, None], []  # (batch, 1, key)
     for _, key, value, _ in read_heads(query):
-        near = scores(key, key, shown[:, :, None]).softmax(-1)  # (batch, head, key, key)
+        near = scores(key, key, demos[:, :, None]).softmax(-1)  # (batch, head, key, key)
         rises = (near * (value @ value.mT)).sum(-1) > 0
-        shares.append((rises & shown).sum(-1) / shown.sum(-1))
+        shares.append((rises & demos).sum(-1) / demos.sum(-1))
     return torch.stack(shares, 1).mean((1, 2))
 
 
@@ -124,27 +125,30 @@ def feature_errors(
     queries: Sequence[AtQuery], size: int, generator: torch.Generator
 ) -> list[Float[Tensor, "batch"]]:
     """Measure the relative error of attention by ``size`` random features at the query, the median
-    over heads. Queries of models of one shape, as many prompts each, get the same directions, which
-    take longest to draw."""
+    over heads.
+
+    Queries of models of one shape, as many prompts each, get the same directions, which take
+    longest to draw.
+    """
     errors: list[list[Tensor]] = [[] for _ in queries]
     for row in range(len(queries[0])):
         of_heads: list[list[Tensor]] = [[] for _ in queries]
         for layers in zip(*(read_heads(q[row : row + 1]) for q in queries), strict=True):
             for head in range(layers[0][0].shape[1]):
                 omega = directions(size, layers[0][0].shape[-1], generator)
-                for found, query, parts in zip(of_heads, queries, layers, strict=True):
+                for row_errors, query, parts in zip(of_heads, queries, layers, strict=True):
                     q, key, value = (part[0, head] for part in parts[:3])
                     q, key, value = (x[: int(query.at[row]) + 1] for x in (q[None], key, value))
                     exact = attention(q, key, value)
                     phi = positive_random(scaled(q), omega), positive_random(scaled(key), omega)
-                    found.append(relative_errors(phi, value, exact).quantile(0.5))
-        for rows, found in zip(errors, of_heads, strict=True):
-            rows.append(torch.stack(found).median())
+                    row_errors.append(relative_errors(phi, value, exact).quantile(0.5))
+        for rows, row_errors in zip(errors, of_heads, strict=True):
+            rows.append(torch.stack(row_errors).median())
     return [torch.stack(rows) for rows in errors]
 
 
 def _of_head(query: AtQuery, head: Head) -> list[Tensor]:
-    """Query, keys and values of one head."""
+    """Return query, keys and values of one head."""
     check_head(query.model, head)
     (parts,) = read_heads(query, [head[0]])
     return [part[:, head[1]] for part in parts[:3]]
@@ -153,8 +157,8 @@ def _of_head(query: AtQuery, head: Head) -> list[Tensor]:
 class LogitAttribution(NamedTuple):
     """Parts of a logit, in nats: they sum to ``logit``."""
 
-    query_term: Float[Tensor, "batch layer head"]
-    demonstration_update: Float[Tensor, "batch layer head"]
+    start: Float[Tensor, "batch layer head"]
+    update: Float[Tensor, "batch layer head"]
     mlp: Float[Tensor, "batch layer"]
     embedding: Float[Tensor, "batch"]
     constant: Float[Tensor, "batch"]  # biases of attention outputs, final norm, unembedding
@@ -162,16 +166,18 @@ class LogitAttribution(NamedTuple):
 
     @property
     def update_share(self) -> Float[Tensor, ""]:
-        """Mean of what all updates add, divided by the mean logit."""
-        return self.demonstration_update.sum((1, 2)).mean() / self.logit.mean()
+        """Return the mean of what all updates add, divided by the mean logit."""
+        return self.update.sum((1, 2)).mean() / self.logit.mean()
 
 
 def direct_logit_attribution(
     query: AtQuery, duals: DualHeads, answer: Ids, against: Ids | None = None
 ) -> LogitAttribution:
-    """Split the answer's logit into query terms and updates of heads, MLPs and the embedding. The
-    scale of the final norm is held fixed. The mean logit of the tokens ``against``, (batch, k) or
-    one row for all, is subtracted: a logit alone means little, as softmax ignores a constant."""
+    """Split the answer's logit into starts and updates of heads, MLPs and the embedding.
+
+    The scale of the final norm is held fixed. The mean logit of the tokens ``against``, (batch, k)
+    or one row for all, is subtracted: a logit alone means little, as softmax ignores a constant.
+    """
     model = query.model
     check_answers(query, answer, against)
     layers = range(model.cfg.n_layers)
@@ -197,21 +203,21 @@ def direct_logit_attribution(
     if bool(centred):  # LayerNorm; RMSNorm does not subtract the mean
         toward = toward - toward.mean(1, keepdim=True)
     by_head = torch.einsum("lhde,be->blhd", model.W_O.double(), toward)
-    first, update, z = ((part * by_head).sum(-1) for part in duals[:3])
+    start, update, z = ((part * by_head).sum(-1) for part in duals[:3])
     attention, mlp = (
         torch.stack([(at_query(name, la) * toward).sum(1) for la in layers], 1)
         for name in ("attn_out", "mlp_out")
     )
     embedding = (at_query("resid_pre", 0) * toward).sum(1)
     constant = attention.sum(1) - z.sum((1, 2)) + offset
-    parts = torch.cat([first.flatten(1), update.flatten(1), mlp, embedding[:, None]], 1)
+    parts = torch.cat([start.flatten(1), update.flatten(1), mlp, embedding[:, None]], 1)
     gap = parts.sum(1) + constant - value
     if not bool((gap.abs() <= LOGIT_TOLERANCE * (parts.abs().sum(1) + constant.abs())).all()):
         raise IclError(
             "Direct logit attribution does not fit this model: the parts do not sum to the logit. "
             "Use a model like GPT-2, GPT-NeoX or Llama."
         )
-    return LogitAttribution(first, update, mlp, embedding, constant, value)
+    return LogitAttribution(start, update, mlp, embedding, constant, value)
 
 
 def check_answers(query: AtQuery, answer: Tensor, others: Tensor | None) -> None:

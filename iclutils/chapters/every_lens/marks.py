@@ -95,7 +95,7 @@ def direct(query: AtQuery, question: Question, demonstrations: Tensor) -> Heads:
     assert task.choices is not None
     others = task.choices[task.choices != task.answer].view(len(question), -1)
     duals = dual_heads(query, demonstrations)
-    return direct_logit_attribution(query, duals, task.answer[:, 0], others).demonstration_update
+    return direct_logit_attribution(query, duals, task.answer[:, 0], others).update
 
 
 def written(

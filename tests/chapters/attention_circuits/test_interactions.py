@@ -72,36 +72,22 @@ def test_rotating_a_basis_changes_the_notes_measure_alone(kind, tmp_path):
     assert float(before[1, 0, 3]) == pytest.approx(pearson)
 
 
-# Would catch a bar that noise passes: the same mean, known well or badly.
-def test_redundant_means_known_to_be_small():
-    known = torch.tensor([0.004, 0.006]).repeat(8)
-    noisy = torch.tensor([-0.1, 0.11]).repeat(8)
-    losses = torch.stack([known, noisy, known + 1, known - 1])
+def test_redundant_means_certainly_small():
+    """Catches a bar that noise passes: the same mean, measured well or badly."""
+    well = torch.tensor([0.004, 0.006]).repeat(8)
+    badly = torch.tensor([-0.1, 0.11]).repeat(8)
+    losses = torch.stack([well, badly, well + 1, well - 1])
     assert interactions.redundant(losses).tolist() == [True, False, False, True]
-    by_numpy = losses.double().numpy()
-    upper = by_numpy.mean(1) + 2 * by_numpy.std(1, ddof=1) / 4
-    assert interactions.redundant(losses / 6).tolist() == (upper < 0.06).tolist()
 
 
-# Would catch rows taken for columns, another head's slice, a value bias that stays, and an edit of
-# what was not named.
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])
 def test_pruning_is_zero_ablation(kind, tmp_path):
+    """Catches rows taken for columns, another head's slice, a value bias that stays."""
     heads = [head(0, 1), head(0, 3), head(2, 0)]
-    network = save_gpt2(tmp_path) if kind == "gpt2" else save_grouped(tmp_path, kind)
+    save_gpt2(tmp_path) if kind == "gpt2" else save_grouped(tmp_path, kind)
     whole, batch = load(tmp_path), tokens(3, 12)
     pruned = edit_weights(tmp_path, lambda net: interactions.prune(net, heads))
     hooks = ablate_heads(whole, batch, [node[1:] for node in heads], "zero", batch)
     expected, _ = run_with_hooks(whole, batch, hooks)
     torch.testing.assert_close(logits(pruned, batch), expected, atol=1e-5, rtol=1e-5)
     assert (logits(whole, batch) - expected).abs().max() > 0.1
-    if kind != "gpt2":
-        return
-    before = {n: p.clone() for n, p in network.named_parameters()}
-    interactions.prune(network, heads)
-    changed = {n for n, p in network.named_parameters() if not torch.equal(p, before[n])}
-    assert changed == {
-        f"transformer.h.{la}.attn.{part}"
-        for la in (0, 2)
-        for part in ("c_attn.weight", "c_attn.bias", "c_proj.weight")
-    }

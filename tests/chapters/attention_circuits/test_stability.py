@@ -92,19 +92,6 @@ def test_cka(seed, count, left, right):
     np.testing.assert_allclose(stability.cka(torch.tensor(x), turned), expected, atol=1e-8)
 
 
-@settings(max_examples=25)
-@given(seed=st.integers(0, 999), rows=st.integers(1, 4), columns=st.integers(1, 4))
-def test_the_best_matching_by_trying_all(seed, rows, columns):
-    """Catches a cost that is minimised, and heads that are matched twice."""
-    alike = torch.rand(rows, columns, generator=seeded(seed))
-    pairs = stability.match(alike)
-    assert len({a for a, _ in pairs}) == len({b for _, b in pairs}) == min(rows, columns)
-    flat = alike if rows <= columns else alike.T
-    every = itertools.permutations(range(flat.shape[1]), flat.shape[0])
-    best = max(sum(flat[i, j].item() for i, j in enumerate(p)) for p in every)
-    assert sum(alike[a, b].item() for a, b in pairs) == pytest.approx(best, abs=1e-6)
-
-
 def series(noise, swap, checkpoints=8):
     """(checkpoint, item, batch): 5 of 30 items matter; from ``swap`` on it is 5 others."""
     generator = seeded(0)

@@ -38,9 +38,8 @@ class Explicit:
         self.keys, self.query = root[:-1], root[-1]
         self.v, self.chosen = v, chosen
         self.total = float(kernel[-1, :-1].sum())
-        self.start = sum(
-            torch.outer(v[j], self.keys[j]) / self.total for j in range(len(k)) if not chosen[j]
-        )
+        terms = (torch.outer(v[j], self.keys[j]) for j in range(len(k)) if not chosen[j])
+        self.start = sum(terms) / self.total
 
     def loss(self, matrix, rate=1.0):
         pairs = [self.v[i] @ matrix @ self.keys[i] for i in range(len(self.v)) if self.chosen[i]]
@@ -58,25 +57,25 @@ def test_one_gradient_step_is_softmax_attention(seed, keys, dim, rate):
     """Autograd on exact features. Fails with the other sign, another D, or a 1/n in the loss."""
     q, k, v, chosen = data(seed, keys, dim)
     by_hand = Explicit(q, k, v, chosen)
-    first, step = dual.dual_form(q[None], k, v, chosen)
-    torch.testing.assert_close(first[0], by_hand.start @ by_hand.query, **EXACT)
+    start, step = dual.dual_form(q[None], k, v, chosen)
+    torch.testing.assert_close(start[0], by_hand.start @ by_hand.query, **EXACT)
     after = by_hand.stepped(rate) @ by_hand.query
-    torch.testing.assert_close((first + step)[0], after, **EXACT)
+    torch.testing.assert_close((start + step)[0], after, **EXACT)
     expected = scaled_dot_product_attention(q[None], k, v)[0]
     torch.testing.assert_close(after, expected, **EXACT)
 
 
 @settings(max_examples=25)
 @given(seeds, sampled_from([(), (2,), (2, 3)]), integers(1, 8), integers(1, 5), booleans())
-def test_query_term_and_update_add_up_to_attention(seed, batch, keys, dim, causal):
+def test_start_and_update_add_up_to_attention(seed, batch, keys, dim, causal):
     """All queries and heads at once, and each part is attention to its own keys."""
     _, k, v, _ = data(seed, keys, dim, batch)
     _, q, _, _ = data(seed + 1, keys, dim, batch)
     chosen = torch.rand(keys, generator=torch.Generator().manual_seed(seed)) < 0.5
     mask = torch.ones(keys, keys).tril().bool() if causal else None
-    first, step = dual.dual_form(q, k, v, chosen, mask)
+    start, step = dual.dual_form(q, k, v, chosen, mask)
     expected = scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    torch.testing.assert_close(first + step, expected, **EXACT)
+    torch.testing.assert_close(start + step, expected, **EXACT)
     kernel = np.exp((q @ k.mT).numpy() / math.sqrt(dim)) * (1 if mask is None else mask.numpy())
     part = (kernel * chosen.numpy()) @ v.numpy() / kernel.sum(-1, keepdims=True)
     np.testing.assert_allclose(step, part, atol=1e-10)
@@ -101,11 +100,11 @@ def test_the_trajectory_is_a_gradient_at_a_time(seed, keys, batch):
     q, k, v, chosen = data(seed, keys, batch=batch)
     found = dual.trajectory(q, k, v, chosen)
     assert found.shape == (*batch, keys + 1, 2)
-    first, _ = dual.dual_form(q[..., None, :], k, v, chosen)
+    start, _ = dual.dual_form(q[..., None, :], k, v, chosen)
     for n in range(keys + 1):
         some = chosen & (torch.arange(keys) < n)
         _, step = dual.dual_form(q[..., None, :], k, v, some)
-        torch.testing.assert_close(found[..., n, :], (first + step)[..., 0, :], **EXACT)
+        torch.testing.assert_close(found[..., n, :], (start + step)[..., 0, :], **EXACT)
     seen = torch.arange(keys) < keys - 1
     cut = dual.trajectory(q, k, v, chosen, seen)[..., :-1, :]
     part = dual.trajectory(q, k[..., :-1, :], v[..., :-1, :], chosen[..., :-1])

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import seeded, some
-from scipy import special, stats
+from scipy import special
 
 from iclutils.chapters.contrastive_kernel.features import (
     attention,
@@ -38,27 +38,19 @@ def test_positive_random_features_are_right_on_average():
     assert ((kernel.mean(0) - (a @ b.mT).exp()).abs() / error).max() < 4
 
 
-def test_directions_are_normal():
-    plain = directions(50, 4, seeded(2), draws=100).flatten().numpy()
-    assert stats.kstest(plain, stats.norm.cdf).pvalue > 0.01
-
-
-@pytest.mark.parametrize("length", [1.0, 30.0, 100.0, 1000.0])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_nothing_overflows(length, dtype):
-    """|z| = 100 before scaling: the features themselves are beyond all numbers, or below."""
-    q, k, v = (part.to(dtype) for part in data(4, 3, 8, 16))
+@pytest.mark.parametrize("length", [1.0, 30.0, 1000.0])
+def test_nothing_overflows(length):
+    """At |z| = 1000 before scaling the features themselves are beyond all numbers, or below."""
+    q, k, v = data(4, 3, 8, 16)
     q, k = (length * part / part.norm(dim=-1, keepdim=True) for part in (q, k))
-    drawn = directions(64, 16, seeded(0), dtype=dtype)[0]
-    features = positive_random(scaled(q), drawn), positive_random(scaled(k), drawn)
-    each = features[0].double().numpy()[:, None] + features[1].double().numpy()[None]
-    expected = special.logsumexp(each, -1)
-    precision = 1e-12 if dtype == torch.float64 else 1e-5
-    close = precision * max(np.abs(expected).max(), 1)
-    np.testing.assert_allclose(log_kernel(*features), expected, atol=close)
-    for found in (attention(q, k, v), feature_attention(*features, v, logarithms=True)):
-        assert float(found.abs().max()) <= float(v.abs().max()) * (1 + precision)
-    assert length < 100 or not bool(features[0].exp().all())  # as numbers they are lost
+    drawn = directions(64, 16, seeded(0))[0]
+    logs = positive_random(scaled(q), drawn), positive_random(scaled(k), drawn)
+    expected = special.logsumexp(logs[0].numpy()[:, None] + logs[1].numpy()[None], -1)
+    close = 1e-12 * max(np.abs(expected).max(), 1)
+    np.testing.assert_allclose(log_kernel(*logs), expected, atol=close)
+    for mixed in (attention(q, k, v), feature_attention(*logs, v, logarithms=True)):
+        assert float(mixed.abs().max()) <= float(v.abs().max()) * (1 + 1e-12)
+    assert length < 1000 or not bool(logs[0].exp().all())  # as numbers they are lost
 
 
 @settings(max_examples=20)

@@ -4,8 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
-from random_prompts import prompts_strategy, random_prompts
+from random_prompts import random_prompts
 from tiny import VOCAB, save_gpt2, save_grouped, save_neox, tiny_gpt2, tokens
 from transformers import AutoModelForCausalLM
 
@@ -15,7 +14,6 @@ from iclutils.chapters.contrastive_kernel.ablation import PARTS, change_heads
 from iclutils.chapters.contrastive_kernel.dual import contrasted, dual_form
 from iclutils.chapters.contrastive_kernel.features import attention
 from iclutils.chapters.contrastive_kernel.heads import (
-    demonstration_tokens,
     direct_logit_attribution,
     dual_heads,
     examples,
@@ -82,11 +80,6 @@ def both(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def gpt2(tmp_path_factory):
-    return Both("gpt2", tmp_path_factory.mktemp("gpt2"))
-
-
-@pytest.fixture(scope="module")
 def wide(tmp_path_factory):
     return tiny_gpt2(tmp_path_factory.mktemp("wide"), n_positions=128)
 
@@ -103,34 +96,18 @@ def close(found, expected, gap=SINGLE):
     torch.testing.assert_close(found.double(), expected.double(), atol=gap, rtol=gap)
 
 
-def test_query_term_and_update_are_the_heads_output(both):
+def test_start_and_update_are_the_heads_output(both):
     """z and attention from Hugging Face. Fails if q and k are read before their rotation."""
     x, mask = tokens(3, 12), some_mask(3, 12)
     _, z, pattern = both.run(x)
     query = read(both.model, x)
     found = dual_heads(query, mask)
-    close(found.query_term + found.demonstration_update, z[:, :, -1])
+    close(found.start + found.update, z[:, :, -1])
     close(found.attention_share, (pattern[:, :, :, -1] * mask[:, None, None]).sum(-1))
     assert found.z.dtype == torch.float64
     every = dual_heads(query, mask | True)
-    assert not every.query_term.any()
-    close(every.demonstration_update, found.z)
-
-
-@settings(max_examples=5)
-@given(prompts=prompts_strategy())
-def test_padding_does_not_matter(wide, prompts):
-    """Nor demonstrations after the query."""
-    mask = demonstration_tokens(wide, prompts)
-    later = torch.arange(mask.shape[1]) > prompts.target[:, None]
-    query = read(wide, prompts.tokens, prompts.target)
-    together = dual_heads(query, mask | later)
-    for row, q in enumerate(prompts.target.tolist()):
-        cut = read(wide, prompts.tokens[row : row + 1, : q + 1])
-        alone = dual_heads(cut, mask[row, None, : q + 1])
-        for a, b in zip(together[:4], alone[:4], strict=True):
-            close(a[row : row + 1], b)
-        close(query.logits[row : row + 1], cut.logits, 1e-4)
+    assert not every.start.any()
+    close(every.update, found.z)
 
 
 def test_one_heads_steps(both):
@@ -142,9 +119,9 @@ def test_one_heads_steps(both):
         path = head_trajectory(query, mask, (layer, head))
         close(stepped, duals.z[:, layer, head])
         close(path[:, -1], duals.z[:, layer, head])
-        close(before, duals.query_term[:, layer, head], 1e-10)
+        close(before, duals.start[:, layer, head], 1e-10)
         for n in (0, 3, 7):
-            part = dual_heads(query, mask & (torch.arange(12) < n)).demonstration_update
+            part = dual_heads(query, mask & (torch.arange(12) < n)).update
             close(path[:, n], before + part[:, layer, head], 1e-10)
 
 
@@ -180,21 +157,21 @@ def test_direct_contributions_sum_to_the_logit(both, against):
     expected = logits.gather(1, answer[:, None])[:, 0]
     if others is not None:
         expected = expected - logits.gather(1, others.expand(3, -1)).mean(1)
-    updates = found.demonstration_update.sum((1, 2))
-    rest = found.query_term.sum((1, 2)) + found.mlp.sum(1) + found.embedding + found.constant
+    updates = found.update.sum((1, 2))
+    rest = found.start.sum((1, 2)) + found.mlp.sum(1) + found.embedding + found.constant
     close(updates + rest, expected, 1e-4)
     close(found.logit, expected, 1e-4)
     assert float(found.update_share) == pytest.approx(float(updates.mean() / expected.mean()), 1e-3)
 
 
-@pytest.mark.parametrize("part", ["update", "query term"])
+@pytest.mark.parametrize("part", ["update", "start"])
 def test_ablation_is_z_replaced_by_hand(both, part):
     """Hugging Face with one head's z set to what is left. Fails if other heads change too."""
     x, mask = tokens(3, 12), some_mask(3, 12)
     query = read(both.model, x)
     duals = dual_heads(query, mask)
     layer, head = 0, 3
-    left = (duals.query_term if part == "update" else duals.demonstration_update)[:, layer, head]
+    left = (duals.start if part == "update" else duals.update)[:, layer, head]
     expected = both.run_with_z(x, layer, head, left)[:, -1]
     close(query.again(change_heads(query, mask, PARTS[part], [(layer, head)])), expected, 1e-3)
     assert (both.run(x)[0][:, -1] - expected).abs().max() > 1e-2
@@ -202,14 +179,14 @@ def test_ablation_is_z_replaced_by_hand(both, part):
 
 @pytest.mark.parametrize("variant", ["regularised", "negative_samples"])
 def test_a_variant_is_z_replaced_by_hand(both, variant):
-    """Hugging Face with one head's z from its keys and values: a shorter query term, or values less
+    """Hugging Face with one head's z from its keys and values: a shorter start, or values less
     the mean of the others."""
     x, mask, layer, head = tokens(3, 12), some_mask(3, 12), 1, 2
     query = read(both.model, x)
     (parts,) = read_heads(query, [layer])
     q, key, value = (part[:, head] for part in parts[:3])
-    first, update = dual_form(q[:, None], key, value, mask)
-    z = (0.3 * first + update)[:, 0]
+    start, update = dual_form(q[:, None], key, value, mask)
+    z = (0.3 * start + update)[:, 0]
     if variant == "negative_samples":
         z = attention(q[:, None], key, contrasted(value, mask, 0.7))[:, 0]
     change = partial(getattr(ablation, variant), **{PARAMETER[variant]: 0.7})
@@ -218,20 +195,15 @@ def test_a_variant_is_z_replaced_by_hand(both, variant):
     assert (both.run(x)[0][:, -1] - expected).abs().max() > 1e-3
 
 
-def test_a_mean_over_the_other_prompts_leaves_the_prompt_itself_out():
-    parts = torch.arange(12.0).view(3, 2, 2)
-    close(ablation.mean_of_others(parts)[1], (parts[0] + parts[2]) / 2)
-
-
-@pytest.mark.parametrize("name", ["update", "query term"])
+@pytest.mark.parametrize("name", ["update", "start"])
 def test_what_a_change_removes(both, name):
     """The part itself, or a share of it."""
     query, mask = read(both.model, tokens(3, 12)), some_mask(3, 12)
     duals = dual_heads(query, mask)
-    part = duals.demonstration_update if name == "update" else duals.query_term
+    part = duals.update if name == "update" else duals.start
     close(ablation.removed_by(query, mask, PARTS[name]), part, 1e-10)
     tenth = partial(ablation.regularised, alpha=0.1)
-    close(ablation.removed_by(query, mask, tenth), 0.1 * duals.query_term, 1e-10)
+    close(ablation.removed_by(query, mask, tenth), 0.1 * duals.start, 1e-10)
 
 
 def test_answers_that_stay_right():

@@ -58,7 +58,7 @@ def test_heads_and_mlps_write_the_whole_vector(net, here, found):
 def test_a_step_towards_a_vector_is_what_the_dual_model_writes_along_it(net, here):
     query = read(net, here.task.clean, here.at)
     vector = torch.randn(net.cfg.d_model, generator=torch.Generator().manual_seed(0)).double()
-    update = dual_heads(query, here.shown).demonstration_update
+    update = dual_heads(query, here.shown).update
     written = torch.einsum("blhe,lhed->blhd", update, net.W_O.double()) @ vector
     step = marks.step_towards(query, here, vector)
     assert torch.allclose(step.sum(-1), written / vector.square().sum(), atol=1e-9)
