@@ -63,18 +63,6 @@ def test_isolated_is_one_pass_over_every_whole_prompt(model, places):
         assert torch.equal(got.gold, prompts.gold)
 
 
-@settings(max_examples=6)
-@given(prompts=prompts_strategy())
-def test_padding_order_and_batch_size_do_not_matter(gpt2, prompts):
-    drawn = prompts.label_pos - 1
-    whole = isolated(gpt2, prompts, [0, 1], drawn).class_logits
-    apart = isolated(gpt2, prompts, [0, 1], drawn, batch_size=1).class_logits
-    torch.testing.assert_close(whole, apart, atol=1e-4, rtol=1e-4)
-    order = torch.arange(len(prompts)).flip(0)
-    again = isolated(gpt2, prompts[order], [0, 1], drawn[order])[order].class_logits
-    torch.testing.assert_close(whole, again, atol=1e-4, rtol=1e-4)
-
-
 @settings(max_examples=30)
 @given(prompts=prompts_strategy(), seed=st.integers(0, 100))
 def test_the_control_draws_no_label_and_no_target(prompts, seed):
