@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import checks
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -26,8 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from iclutils.chapters.attention_circuits import stability
 from iclutils.chapters.contrastive_kernel import dual, features
-from iclutils.chapters.every_lens import marks, smoothers
-from iclutils.chapters.gradient_step import descent
+from iclutils.chapters.every_lens import marks
 from iclutils.chapters.label_anchors import saliency
 from iclutils.chapters.label_anchors.isolation import cut_edges
 from iclutils.chapters.ridge_ols import algorithms
@@ -61,14 +61,19 @@ def solutions(homework):
         testing = (testing or text == "# BEGIN TESTS") and text != "# END TESTS"
         if cell["cell_type"] == "code" and not testing and not text.startswith("checks.check"):
             exec(text, names)
+            plt.close("all")
     return names
 
 
 def answers(homework, question):
-    return [
-        solutions(homework)[name]
-        for name in [part.name for part in checks.questions(homework)[question]]
-    ]
+    """The master's; letters as a student without a name sees them."""
+    asked = checks.questions(homework)[question]
+    return [solutions(homework)[part.name] for part in asked]
+
+
+def seen(part, letter, student=""):
+    """The letter that stands before a choice for a student."""
+    return "abcd"[part.order(student).index(letter)]
 
 
 @pytest.mark.parametrize("homework", checks.homeworks())
@@ -111,17 +116,20 @@ def test_the_master_is_right_a_stub_is_nothing_and_mistakes_are_named(homework, 
         stubs = [(lambda *given: None) if callable(each) else ... for each in right]
         with pytest.raises(checks.Mistake, match="nothing is written yet"):
             checks.grade(name, *stubs, hidden=hidden)
-    truths = checks.contents(checks.table(homework))["TRUTHS"]
+    truths = {part.name: checks.truth(checks.table(homework), part.name)
+              for part in checks.questions(homework)[question]}  # fmt: skip
     parts = checks.questions(homework)[question]
     assert sum(len(truths[part.name][1]) for part in parts) >= 4
+    assert all(len(part.choices) == 4 for part in parts if part.kind == "letter")
     for i, part in enumerate(parts):
         truth, mistakes = truths[part.name]
         for message, made in mistakes.items():
-            made = partial(truth, **made) if isinstance(made, dict) else made
-            answer = own(made) if callable(made) else made
-            if part.name == "rates":  # ten, of which the first and the last are compared
-                answer = torch.zeros(10)
-                answer[[0, 9]] = made.float()
+            if part.kind == "function":
+                made = partial(truth, **made) if isinstance(made, dict) else made
+                answer = own(made)
+            else:
+                answer = made(right[i]) if callable(made) else made
+                answer = seen(part, answer) if part.choices else answer
             assert first_mistake(name, [*right[:i], answer, *right[i + 1 :]]) == message
 
 
@@ -142,7 +150,11 @@ def first_mistake(question, given):
 FORMS = {
     "single": lambda v: v.float() if isinstance(v, Tensor) and v.is_floating_point() else v,
     "numpy": lambda v: v.detach().numpy() if isinstance(v, Tensor) else np.float32(v),
-    "tuple": lambda v: tuple(v.tolist()) if isinstance(v, Tensor) and v.ndim else (float(v),),
+    "tuple": lambda v: (
+        tuple(v.tolist())
+        if isinstance(v, Tensor) and v.ndim
+        else (v if isinstance(v, list) else (float(v),))
+    ),
     "0-d": lambda v: v if isinstance(v, Tensor) else torch.tensor(v),
     "entries": lambda v: entries(v) if isinstance(v, Tensor) else [v],
     "one more axis": lambda v: v[None] if isinstance(v, Tensor) else torch.tensor([[v]]),
@@ -162,7 +174,7 @@ def test_a_right_answer_is_right_in_other_forms(homework, question, form):
     parts, given = checks.questions(homework)[question], answers(homework, question)
 
     def in_form(function, name):
-        theirs = {"contrastive_loss", "gradient_layer"} & {name}  # autograd, four matrices
+        theirs = {"biased_loss", "gradient_layer"} & {name}  # autograd, four matrices
         return own(function) if theirs else lambda *args: FORMS[form](function(*args))
 
     for i, part in enumerate(parts):
@@ -182,7 +194,7 @@ def test_lists_of_numbers_and_axes_of_one_are_no_mistakes():
     checks.compare(torch.tensor([0.25]), torch.tensor(0.25))
     with pytest.raises(checks.Mistake, match="shape"):
         checks.compare(truth.T, truth)
-    loss = own(lambda *given: hw05.contrastive_loss(*given)[None])
+    loss = own(lambda *given: hw05.biased_loss(*given)[None])
     checks.grade("hw05.q2", own(hw05.features), loss)
 
 
@@ -204,17 +216,66 @@ def test_students_carry_public_checks_alone(homework, monkeypatch):
                 assert right is None
                 continue
             part.judge(part.ask(own(solutions(homework)[part.name]), 0), right)
-    assert "TRUTHS" not in names["public"][1]
+    assert checks.MARK not in names["public"][1]
 
 
 def test_a_solution_above_the_line_is_refused(tmp_path, monkeypatch):
     text = checks.table("hw05").read_text(encoding="utf-8")
     (tmp_path / "answers").mkdir()
-    moved = text.replace(checks.MARK, "").replace("TRUTHS =", f"{checks.MARK}\n\nTRUTHS =")
+    moved = text.replace(checks.MARK, "") + checks.MARK
     (tmp_path / "answers" / "hw05.py").write_text(moved, encoding="utf-8")
     monkeypatch.setenv("ICLUTILS_HOMEWORK", str(tmp_path))
-    with pytest.raises(IclError, match=r"has the solution .*dual_parts.* above the line"):
+    with pytest.raises(IclError, match=r"has the solution .*part_and_change.* above the line"):
         assignments.carried("hw05")
+
+
+def choices(homework):
+    parts = [part for asked in checks.questions(homework).values() for part in asked]
+    return [part for part in parts if part.choices]
+
+
+def test_choices_come_in_another_order_for_each_student(capsys, monkeypatch):
+    """The right letter is any of the four, and that of one student is wrong for others."""
+    monkeypatch.setattr(checks, "signed", ["Ada"])
+    for homework in checks.homeworks():
+        for part in choices(homework):
+            right, _ = checks.truth(checks.table(homework), part.name)
+            letters = [seen(part, right, f"student {i}") for i in range(80)]
+            assert min(letters.count(letter) for letter in "abcd") >= 8
+            expected = part.expected(right, {}, 1, "Ada")
+            part.judge(seen(part, right, " ADA "), expected, "Ada")
+            other = next(letter for letter in "abcd" if letter != seen(part, right, "Ada"))
+            with pytest.raises(checks.Mistake):
+                part.judge(other, expected, "Ada")
+    checks.choose("hw05.q4")
+    (part,) = choices("hw05")
+    shown = " ".join(capsys.readouterr().out.split())
+    places = [shown.index(f"{letter} {part.choices['abcd'.index(order)]}")
+              for letter, order in zip("abcd", part.order("Ada"), strict=True)]  # fmt: skip
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("homework", checks.homeworks())
+def test_each_homework_has_something_of_the_student_a_figure_and_a_control(homework):
+    """What is right for one student is not right for another."""
+    parts = [part for asked in checks.questions(homework).values() for part in asked]
+    rights = {part: checks.truth(checks.table(homework), part.name)[0] for part in parts}
+    own = [part for part in parts if part.kind != "function" and callable(rights[part])]
+    assert own
+    differ = 0
+    for part in own:
+        expected = part.expected(rights[part], {}, 1, "Ada")
+        part.judge(expected[0], expected, "Ada")
+        try:
+            part.judge(part.expected(rights[part], {}, 1, "Bo")[0], expected, "Ada")
+        except checks.Mistake:
+            differ += 1
+    assert differ, "no number tells Ada from Bo"
+    text = "\n".join(source(cell) for cell in master(homework))
+    assert text.count("**Read the figure**") == 1
+    assert text.count("Design a control") == 1
+    assert "plt.show()" in text
+    assert 'student = ""' in text
 
 
 def test_what_a_submission_tells_is_numbers():
@@ -238,15 +299,56 @@ def prompts(places, target):
     return replace(random_prompts(count=len(places)), tokens=tokens, roles=tokens, **at)
 
 
-def after_steps(W0, xs, ys, query, *rates):
-    """What gradient descent answers after each step."""
-    pairs = torch.cat([xs, query[None]]), torch.cat([ys, ys[:1]])  # whatever the query's label
-    return descent.descend(*pairs, rates, start=W0).predictions[1:]
+def step_by_autograd(W0, xs, ys, query, A):
+    W = W0.clone().requires_grad_()
+    loss = (xs @ W.T - ys).square().sum() / (2 * len(xs))
+    return (W - torch.autograd.grad(loss, W)[0] @ A).detach() @ query
+
+
+def saliency_by_autograd(attention, written, gradient):
+    a = attention.clone().requires_grad_()
+    ((a @ written).sum(1) * gradient).sum().backward()
+    return (a * a.grad).sum(1).abs().detach()
+
+
+def examples_left_out(query, keys, values, example):
+    """The parts as the package has them; the changes by attention to the other keys."""
+
+    def head(keep):
+        return scaled_dot_product_attention(query[None], keys[keep], values[keep])[0]
+
+    its = [example == i for i in range(int(example.max()) + 1)]
+    parts = [dual.dual_form(query[None], keys, values, each)[1][0] for each in its]
+    return torch.stack(
+        [torch.stack(parts), torch.stack([head(example > -2) - head(~each) for each in its])]
+    )
+
+
+def influences(clean, *altered):
+    prediction = Categorical(logits=clean)
+    means, errors = zip(
+        *(mean_se(kl_divergence(prediction, Categorical(logits=each))) for each in altered),
+        strict=True,
+    )
+    return torch.tensor([means[0] - means[1], np.hypot(*errors)])
+
+
+def root(gram):
+    """Activations with these inner products."""
+    values, vectors = torch.linalg.eigh(gram)
+    return vectors * values.clamp(min=0).sqrt()
+
+
+def partial_correlation(*given):
+    x, z, y = ((each.double() - each.double().mean(1, keepdim=True)).flatten() for each in given)
+    r = torch.corrcoef(torch.stack([x, z, y]))
+    unique = r[0, 2] - r[0, 1] * r[1, 2]
+    return (unique / ((1 - r[0, 1] ** 2) * (1 - r[1, 2] ** 2)).sqrt()).item()
 
 
 def bayes(noise, prior):
     kernel = ConstantKernel(prior**2, "fixed") * DotProduct(0.0, "fixed")
-    return GaussianProcessRegressor(kernel, alpha=noise**2)
+    return GaussianProcessRegressor(kernel, alpha=noise.numpy() ** 2)
 
 
 def isolated(scores, places):
@@ -260,36 +362,31 @@ def shared_heads(a, b, top):
 
 
 TRUTHS = {
-    "hw02.edge_counts": lambda *at: saliency.edge_kinds(prompts(*at)).sum((-2, -1)),
+    "hw02.saliency": saliency_by_autograd,
     "hw02.flow": lambda s, *at: saliency.flow(s[:, None], prompts(*at)).mean[:, 0],
     "hw02.isolated": isolated,
     "hw02.auc": lambda scores, predicted: roc_auc_score(predicted, scores),
-    "hw03.ridge": lambda X, y, c: Ridge(alpha=c, fit_intercept=False).fit(X, y).coef_,
+    "hw03.weighted_ridge": lambda X, y, a, c, w: (
+        Ridge(alpha=c, fit_intercept=False).fit(X, y - X @ w, a).coef_ + w.numpy()
+    ),
     "hw03.least_squares": algorithms.ols,
     "hw03.bayes_weights": lambda X, y, *sd: bayes(*sd).fit(X, y).predict(np.eye(4)),
-    "hw03.expected_error": lambda X, x, noise, prior: (
-        bayes(noise, prior).fit(X, X[:, 0]).predict(x[None], True)[1].item() ** 2 + noise**2
+    "hw03.expected_error": lambda X, x, noise, prior, new: (
+        bayes(noise, prior).fit(X, X[:, 0]).predict(x[None], True)[1].item() ** 2 + new**2
     ),
-    "hw04.one_step": lambda *given: after_steps(*given)[0],
-    "hw04.best_rates": lambda s, fourths, pairs: descent.best_step(
-        len(s), pairs, s, fourths
-    ).matrix.diagonal(),
-    "hw05.dual_parts": lambda query, *given: torch.cat(dual.dual_form(query[None], *given)),
-    "hw05.features": lambda z, omega: features.positive_random(z, omega).exp(),
+    "hw04.one_step": step_by_autograd,
+    "hw05.part_and_change": examples_left_out,
+    "hw05.features": lambda z, omega: features.positive_random(z, torch.cat([omega, -omega])).exp(),
     "hw05.with_negatives": lambda query, keys, values, *given: features.attention(
         query[None], keys, dual.contrasted(values, *given)
     )[0],
-    "hw06.influence": lambda *logits: mean_se(
-        kl_divergence(*(Categorical(logits=each) for each in logits))
-    ),
-    "hw06.cka": lambda x, y: stability.cka(x[None], y[None]).item(),
+    "hw06.more_influence": influences,
+    "hw06.cka": lambda x, y: stability.cka(root(x)[None], root(y)[None]).item(),
     "hw07.beyond_chance": shared_heads,
     "hw07.smooth": lambda query, keys, shows, choices: scaled_dot_product_attention(
         query[None], keys, torch.eye(choices).double()[shows]
     )[0],
-    "hw07.agreement": lambda votes, logits: smoothers.agreement(
-        votes - votes.mean(1, keepdim=True), logits
-    ),
+    "hw07.agreement": partial_correlation,
     "hw07.common_share": marks.common_share,
 }
 
@@ -299,7 +396,7 @@ def test_a_solution_gives_what_the_package_or_a_library_does(name):
     homework, _, solution = name.partition(".")
     parts = (part for parts in checks.questions(homework).values() for part in parts)
     (entry,) = (part for part in parts if part.name == solution)
-    right, _ = checks.contents(checks.table(homework))["TRUTHS"][solution]
+    right, _ = checks.truth(checks.table(homework), solution)
     for seed in (0, 1, 2):
         given = entry.inputs(seed)
         checks.compare(right(*given), checks.plain(TRUTHS[name](*given)))
@@ -313,17 +410,33 @@ def test_homework_1_on_heads_that_were_built():
 
 
 def test_two_layers_of_homework_4_take_two_steps():
-    W0, xs, ys, query, rate = hw04._regression(1)
-    tokens = torch.cat([torch.cat([xs, ys], 1), torch.cat([query, -W0 @ query])[None]])
-    for answer in after_steps(W0, xs, ys, query, rate, rate):  # the second layer goes on
-        tokens = hw04.attend(tokens, *hw04.gradient_layer(W0, rate, len(xs)))
-        torch.testing.assert_close(-tokens[-1, len(query) :], answer)
+    W0, xs, ys, query, A = hw04._regression(1)
+    tokens = torch.cat([torch.cat([ys, xs], 1), torch.cat([-W0 @ query, query])[None]])
+    W = W0
+    for _ in range(2):  # the second layer goes on
+        tokens = hw04.attend(tokens, *hw04.gradient_layer(W0, A, len(xs)))
+        W = W - (xs @ W.T - ys).T @ xs @ A / len(xs)
+        torch.testing.assert_close(-tokens[-1, : len(W0)], W @ query)
+
+
+def test_rates_of_homework_4_are_best_among_many_contexts():
+    """The least-squares fit of w to b, by coordinate, is what the formula approaches."""
+    draw, pairs, noise = checks.generator(5), 4, 0.3
+    sides, prior = torch.tensor([1.0, 2.0]).double(), torch.tensor([2.0, 0.5]).double()
+    xs = sides * (torch.rand(200_000, pairs, 2, generator=draw).double() - 0.5)
+    w = checks.normal(draw, 200_000, 2) * prior.sqrt()
+    ys = (xs * w[:, None]).sum(-1) + noise**0.5 * checks.normal(draw, 200_000, pairs)
+    b = (ys[..., None] * xs).mean(1)
+    fitted = (w * b).mean(0) / b.square().mean(0)
+    found = hw04.best_rates(sides**2 / 12, sides**4 / 80, prior, noise, pairs)
+    torch.testing.assert_close(found, fitted, rtol=0.03, atol=0)
 
 
 def test_a_step_on_the_loss_of_homework_5_is_linear_attention_to_the_keys():
-    W, values, f, total, rate = hw05._dual(1)
-    after = hw05._step_taken(hw05.contrastive_loss, W, values, f, total, rate)[:2]
-    torch.testing.assert_close(after, W @ f[-1] + values.T @ f @ f[-1] / total)
+    W, values, f, biases, total, rate = hw05._dual(1)
+    after = hw05._step_taken(hw05.biased_loss, W, values, f, biases, total, rate)[:2]
+    weights = biases.exp() * (f @ f[-1]) / total
+    torch.testing.assert_close(after, W @ f[-1] + weights @ values)
 
 
 def test_patching_in_homework_6_is_a_run_of_two_copies_of_a_model():
@@ -383,10 +496,10 @@ def _imports(pattern, tokens):
 @pytest.mark.parametrize(
     ("question", "given", "message"),
     [
-        ("hw01.q1", [3], "should be a function; it is a int"),
+        ("hw01.q2", [3], "should be a function; it is a int"),
         ("hw01.q4", [_imports], "Write it yourself"),
         ("hw01.q4", [lambda *given: _imports(*given)], "Write it yourself"),
-        ("hw01.q6", [own(hw01.shares_kept), "because"], "one of the letters"),
+        ("hw05.q4", [own(hw05.with_negatives), 0.5, "because"], "one of the letters"),
         ("hw04.q2", [own(hw04.attend), lambda W0, rate, pairs: W0], "returns four matrices"),
         ("hw05.q2", [own(hw05.features), lambda *given: 1.0], r"no \.item\(\), no detach"),
     ],

@@ -132,7 +132,7 @@ def test_nothing_outside_is_signalled_read_or_written(bounded, name, tmp_path):
     assert beside.poll() is None
     beside.kill()
     assert beside.wait() == -signal.SIGKILL
-    assert "raw[demos]" not in end.text
+    assert "left(whole" not in end.text
     assert other.read_text() == "precious"
     assert not (library / "evil").exists()
 
@@ -249,7 +249,7 @@ def test_students_get_no_solution_and_no_hidden_test(homework, build):
     text = made.student.read_text(encoding="utf-8")
     assert "hidden=True" not in text
     assert "SOLUTION" not in text
-    assert assignments.PARAGRAPH.splitlines()[0] in text
+    assert "## In your own words" in text
     assert not assignments.make(build, homework)[0].fresh
     with ZipFile(made.autograder) as autograder:
         assert f"files/{homework}.py" in autograder.namelist()
@@ -261,13 +261,13 @@ def test_a_master_that_fails_its_own_tests_is_refused(tmp_path, monkeypatch):
     end = next(i for i, c in enumerate(master["cells"]) if c["source"] == ["# END QUESTION"])
     master["cells"] = master["cells"][: end + 1]
     for cell in master["cells"]:
-        cell["source"] = [line.replace("[start, copy, copy]", "[copy, copy]")
+        cell["source"] = [line.replace("copy, torch.stack(rows)", "torch.stack(rows), copy")
                           for line in cell["source"]]  # fmt: skip
     (tmp_path / "answers").mkdir()
     shutil.copy(checks.table("hw01"), tmp_path / "answers")
     (tmp_path / "hw01_x.ipynb").write_text(json.dumps(master))
     monkeypatch.setenv("ICLUTILS_HOMEWORK", str(tmp_path))
-    with pytest.raises(IclError, match=r"hw01_x.*fails its own tests.*BOS is missing"):
+    with pytest.raises(IclError, match=r"hw01_x.*fails its own tests.*first half is the copy"):
         assignments.make(tmp_path / "build")
     assert not list((tmp_path / "build" / "assignments").iterdir())
 
@@ -303,7 +303,7 @@ def test_what_is_no_notebook_is_told_why_and_what_helps(tmp_path, name, data, st
 
 # Grading: submissions of hw05, right, wrong and hostile, and what is to become of each
 
-PARTS = "def dual_parts"
+PARTS = "def part_and_change"
 
 
 def cell(cells, begins):
@@ -323,8 +323,10 @@ def put(begins, text):
 
 
 def wrap(answer):
-    """``dual_parts`` becomes what ``answer`` makes of the right one and of what it is given."""
-    return add(PARTS, after=f"\n\nright = dual_parts\ndual_parts = lambda *given: {answer}")
+    """The answer becomes what ``answer`` makes of the right one and of what it is given."""
+    return add(
+        PARTS, after=f"\n\nright = part_and_change\npart_and_change = lambda *given: {answer}"
+    )
 
 
 RIGHT = {  # edits
@@ -333,9 +335,10 @@ RIGHT = {  # edits
     "requires grad": wrap("right(*given).requires_grad_()"),
     "changes its inputs": wrap("(right(*given), given[2].zero_())[0]"),
     "lists of tensors without axes": wrap("[[x for x in row] for row in right(*given)]"),
-    "lists of floats and an axis more": wrap("[[[float(x) for x in r]] for r in right(*given)]"),
-    "a loss in a list": add("def features", after="\n\nmine = contrastive_loss\n"
-                            "contrastive_loss = lambda *given: mine(*given)[None]"),
+    "lists of floats and an axis more": wrap(
+        "[[[[float(x) for x in r] for r in part]] for part in right(*given)]"),
+    "a loss in a list": add("def features", after="\n\nmine = biased_loss\n"
+                            "biased_loss = lambda *given: mine(*given)[None]"),
     "magic and shell": add(PARTS, "%matplotlib inline\n%timeit -n1 -r1 1 + 1\n!echo here\n"),
     "pip of what is there": add(PARTS, "!pip install -q torch 'numpy>1'\n%pip install iclutils\n"),
     "figures": add(PARTS, "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\n"),
@@ -346,11 +349,11 @@ RIGHT = {  # edits
     "processes of its own": add(PARTS, "from joblib import Parallel, delayed\n"
         "Parallel(2, backend='threading')(delayed(abs)(i) for i in range(3))\n"),
 }  # fmt: skip
-DEF = "def dual_parts(*given):\n    "
+DEF = "def part_and_change(*given):\n    "
 WRONG = {  # edit, message of q1
     "not written": (put(PARTS, f"{DEF}..."), "nothing is written"),
     "no cell": (lambda cells: cells.remove(cell(cells, PARTS)), "no cell defines it"),
-    "a typical mistake": (wrap("right(*given).flip(0)"), "The two are exchanged"),
+    "a typical mistake": (wrap("right(*given).flip(0)"), "The parts come first"),
     "raises": (put(PARTS, f"{DEF}return 1 / 0"), "ZeroDivision"),
     "a syntax error": (add(PARTS, after="\n)"), "SyntaxError: unmatched"),
     "pip of what is not there": (
@@ -385,7 +388,7 @@ HUNT = """\
 import gc, os, sys
 def take(text):
     text = text if isinstance(text, str) else bytes(text).decode('utf8', 'replace')
-    if 'raw[demos] @' + ' values[demos]' in text:
+    if 'left(whole -' + ' parts' in text:
         raise RuntimeError('the solution leaked')
 def read(*paths):
     for path in paths:
@@ -418,7 +421,7 @@ HOSTILE = {
     "hunts in memory": (
         "for each in gc.get_objects():\n"
         "    if type(each) in (str, bytes): take(each)\n"
-        "    if getattr(each, '__name__', '') == 'dual_parts': raise RuntimeError('leaked')\n"
+        "    if getattr(each, '__name__', '') == 'part_and_change': raise RuntimeError('leaked')\n"
         "take(str([sys._getframe(i).f_locals for i in range(12)]))"),
     "imports the grader": "from grading import submissions, assignments",
     "kills its parent": "os.kill(os.getppid(), 9)",
@@ -447,11 +450,11 @@ HOSTILE = {
     "a tensor that lies": (
         "import torch\nclass Lie(torch.Tensor):\n"
         "    __torch_function__ = classmethod(lambda *a, **k: torch.tensor(0.0))\n"
-        "def dual_parts(q, k, v, d):\n    return torch.zeros(2, v.shape[1]).as_subclass(Lie)"),
+        "def part_and_change(q, k, v, d):\n    return torch.zeros(2, v.shape[1]).as_subclass(Lie)"),
     "patches what compares": (
         "import torch, builtins\ntorch.equal = torch.allclose = lambda *a, **k: True\n"
         "builtins.abs = builtins.max = lambda *a, **k: 0.0\n"
-        "def dual_parts(*given):\n    return torch.zeros(2, 3)"),
+        "def part_and_change(*given):\n    return torch.zeros(2, 3)"),
 }  # fmt: skip
 
 
@@ -514,7 +517,7 @@ def test_sixty_submissions_are_graded_fairly(hw05, build, tmp_path, monkeypatch)
         assert (found[name]["status"], found[name]["q1"], found[name]["total"]) == (status, "", "")
         assert found[name]["message"]
     feedback = (graded.parent / "feedback" / "a typical mistake.ipynb.md").read_text()
-    assert "| q1 | 0 | 4 | The two are exchanged" in feedback
+    assert "| q1 | 0 | 4 | The parts come first" in feedback
     before = graded.read_bytes()
     monkeypatch.setattr(confine, "run", None)  # none is graded again
     again = submissions.grade(build, given, "hw05", Limits(step=6.0, seconds=120.0, memory=3.0))
@@ -857,7 +860,7 @@ def job(hw05):
     student = read_json(hw05.student)
     limits = Limits(step=10.0, seconds=60.0)
     where = confine.UNCONFINED, ""
-    return submissions.Job(hw05, checks.questions("hw05"), {}, student, where, limits, Event())
+    return submissions.Job(hw05, checks.questions("hw05"), student, where, limits, Event())
 
 
 def written(hw05, edit):
@@ -923,7 +926,7 @@ def test_the_trial_shows_what_a_teacher_sees(tmp_path):
     shown = trial.run(tmp_path / "trial", 2, False)
     lost = ("typical", "nothing", "loop", "ends", "solutions", "memory")
     for name in trial.EDITS:
-        points = "8" if any(word in name for word in lost) else "12"
+        points = "12" if any(word in name for word in lost) else "16"
         assert re.search(rf"^\s*{name} +{points}$", shown, re.MULTILINE), shown
-    assert "The two are exchanged" in shown
+    assert "The parts come first" in shown
     assert "breaks off" in shown

@@ -1,10 +1,13 @@
 """Judge answers to homework: is it written, is it the student's own, is it right, and why not?
 
 In a table ``answers/hw01.py`` each question is a tuple of ``Part``: how an answer is called and
-compared. Below the ``MARK`` it has ``TRUTHS``: by the name of the answer what is right, and
-typical mistakes by the message that each deserves. One comparison serves the student (``check``),
-otter's tests (``grade``) and the grader. A student's notebook carries this file and what stands
-above the mark.
+compared. Below the ``MARK`` what is right has the name of the answer, and the same name in
+capitals has typical mistakes, by the message that each deserves. One comparison serves the student
+(``check``), otter's tests (``grade``) and the grader. A student's notebook carries this file and
+what stands above the mark.
+
+The first cell of a homework names the student, and ``sign`` makes a number of the name. The order
+of choices, and whatever a homework draws from that number, belong to this student alone.
 """
 
 from __future__ import annotations
@@ -13,8 +16,12 @@ import functools
 import json
 import numbers
 import os
+import random
 import re
+import textwrap
 import types
+import unicodedata
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,10 +33,12 @@ import torch
 from iclutils.errors import IclError, unknown
 from torch import Generator, Tensor
 
-# What an answer may not call.
-MEASURES = (
-    *(f"iclutils.interp.{name}" for name in ("head_scores", "readout", "statistics", "weights")),
-    *("iclutils.chapters", "checks"),
+# What an answer may not call, and what of it it may.
+MEASURES = ("iclutils.interp", "iclutils.chapters", "checks")
+TOOLS = (
+    "iclutils.interp.hooks",
+    "iclutils.interp.clean_corrupt",
+    "iclutils.chapters.every_lens.question",
 )
 SINGLE = 1e-5  # relative; what an answer in single precision may be off by, at least
 PUBLIC, HIDDEN = (0,), (1, 2, 3, 4, 5)  # seeds of the random inputs
@@ -48,7 +57,9 @@ class Part:
     The ``kind`` is ``function``, ``number``, ``tensor`` or ``letter``. A function is called as
     ``outcome(function, *inputs(seed))`` (``inputs(seed)`` may be None: that seed is left out), a
     value is read by ``outcome(value)``. ``look(value, truth)`` is what is compared with the truth,
-    up to a ``tolerance`` relative to the largest of it and to 1.
+    up to a ``tolerance`` relative to the largest of it and to 1. A letter names one of four
+    ``choices``; each student sees them in another order, and what is right is said of the order
+    here.
     """
 
     name: str
@@ -57,6 +68,11 @@ class Part:
     outcome: Callable[..., Any] = lambda answer, *inputs: answer(*inputs) if inputs else answer
     look: Callable[[Any, Any], Any] = lambda value, truth: value
     tolerance: float = SINGLE
+    choices: tuple[str, ...] = ()
+
+    def order(self, student: str) -> list[str]:
+        """Return the letters of the choices in the order in which this student sees them."""
+        return random.Random(f"{clean(student)} {self.choices}").sample("abcd", 4)
 
     def ask(self, answer: Any, seed: int) -> Any:
         """Return what the answer gives for the random inputs of a seed; None where it has none."""
@@ -67,16 +83,23 @@ class Part:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(seed)
             inputs = self.inputs(seed)
-            return None if inputs is None else _detached(self.outcome(answer, *inputs))
+            return None if inputs is None else detached(self.outcome(answer, *inputs))
 
-    def expected(self, truth: Any, mistakes: Mapping[str, Any], seed: int) -> Expected | None:
+    def expected(
+        self, truth: Any, mistakes: Mapping[str, Any], seed: int, student: str = ""
+    ) -> Expected | None:
         """Return what is right for a seed, and what the mistakes give there.
 
-        The mistake in a function is a function, or options with which the solution makes it.
-        Whether a value is right only the hidden checks tell, so the public seed has nothing.
+        The mistake in a function is a function, or options with which the solution makes it. A
+        value that changes with the student is a function of the student's number, and its mistakes
+        are functions of what is right. Whether a value is right only the hidden checks tell, so the
+        public seed has nothing.
         """
         if self.kind != "function":
-            return (truth, mistakes) if seed else None
+            if not seed:
+                return None
+            right = truth(number(student)) if callable(truth) else truth
+            return right, {m: x(right) if callable(x) else x for m, x in mistakes.items()}
         right = self._ask(truth, seed)
         if right is None:
             return None
@@ -87,10 +110,11 @@ class Part:
                 wrong[text] = self.look(self._ask(function, seed), right)
         return right, wrong
 
-    def judge(self, value: Any, expected: Expected | None) -> None:
+    def judge(self, value: Any, expected: Expected | None, student: str = "") -> None:
         """Return if the value is right, or if nothing is expected; else raise ``Mistake``."""
         if expected is not None:
             truth, wrong = expected
+            value = self.order(student)["abcd".index(value)] if self.choices else value
             compare(self.look(value, truth), truth, wrong, self.tolerance)
 
 
@@ -102,6 +126,22 @@ def generator(seed: int) -> Generator:
 def normal(draw: Generator, *shape: int) -> Tensor:
     """Normal numbers, in double precision."""
     return torch.randn(shape, generator=draw, dtype=torch.float64)
+
+
+def shaped(value: Any, *shape: int) -> Tensor:
+    """Return a tensor of a shape, whatever axes of one it has; else raise ``Mistake``."""
+    if not isinstance(value, Tensor):
+        raise Mistake(f"Expected a tensor of the shape {shape}; got a {type(value).__name__}.")
+    if value.squeeze().shape != torch.Size(n for n in shape if n > 1):
+        raise Mistake(f"Expected the shape {shape}; got {tuple(value.shape)}.")
+    return value.reshape(shape)
+
+
+def refuse_other_draws(answer: Callable[..., Any], *inputs: Any) -> None:
+    """Raise unless the generator, the last input, alone decides what an answer draws."""
+    again = [detached(answer(*inputs[:-1], generator(7))) for _ in range(2)]
+    if not torch.equal(*again):
+        raise Mistake("Take random numbers from `generator`, and from nothing else.")
 
 
 def prepared(name: str, answer: Any, kind: str = "function") -> Any:
@@ -123,7 +163,7 @@ def prepared(name: str, answer: Any, kind: str = "function") -> Any:
     if not callable(answer):
         raise Mistake(f"`{name}` should be a function; it is a {type(answer).__name__}.")
     for each in _mentioned(answer):
-        if any(f"{each}.".startswith(f"{module}.") for module in MEASURES):
+        if _within(each, MEASURES) and not _within(each, TOOLS):
             raise Mistake(f"`{name}` uses {each}. Write it yourself, on tensors.")
 
     @functools.wraps(answer)
@@ -165,11 +205,16 @@ def _stacked(entries: list[Any]) -> Any:
     return torch.stack([each.to(kind) for each in tensors])
 
 
-def _detached(value: Any) -> Any:
+def detached(value: Any) -> Any:
+    """A number, or one tensor of all that lists hold, without a graph."""
     value = plain(value)
     if isinstance(value, list):
-        value = _stacked([_detached(each) for each in value])
+        value = _stacked([detached(each) for each in value])
     return value.detach().cpu() if isinstance(value, Tensor) else value
+
+
+def _within(name: str, modules: tuple[str, ...]) -> bool:
+    return any(f"{name}.".startswith(f"{module}.") for module in modules)
 
 
 def _mentioned(answer: Callable[..., Any]) -> Iterator[str]:
@@ -198,7 +243,7 @@ def compare(
 
     Numbers may be off by ``tolerance``, relative to the largest of the truth and to 1.
     """
-    got, tolerance = _detached(got), max(tolerance, SINGLE)
+    got, tolerance = detached(got), max(tolerance, SINGLE)
     fault = _fault(got, truth, tolerance)
     if not fault:
         return
@@ -246,6 +291,7 @@ def _fault(got: Any, truth: Any, tolerance: float) -> str:
 Question = tuple[Part, ...]
 Expectations = dict[str, list[Expected | None]]  # by question
 carried: dict[str, tuple[dict[str, Question], Expectations]] = {}  # by a student's notebook
+signed = [""]  # the student's name
 
 
 def folder() -> Path:
@@ -277,6 +323,35 @@ def contents(path: Path) -> dict[str, Any]:
     return names
 
 
+def clean(student: Any) -> str:
+    """Return a name however it is spaced, capitalised or accented."""
+    words = unicodedata.normalize("NFC", str(student)).casefold().split()
+    return " ".join(words).encode("utf-8", "replace").decode()[:200]
+
+
+def number(student: str) -> int:
+    """Return the number that a name has."""
+    return zlib.crc32(clean(student).encode())
+
+
+def sign(student: Any) -> int:
+    """Take the name under which this notebook is checked; return its number."""
+    signed[0] = clean(student)
+    if not signed[0]:
+        print("Write your name, or your number, into the first cell: it makes the homework yours.")
+    return number(signed[0])
+
+
+def choose(question: str) -> None:
+    """Print the choices of a question in this student's order."""
+    for part in _asked(question)[0]:
+        if part.choices:
+            print(f"{part.name} = ...")
+            for letter, place in zip("abcd", part.order(signed[0]), strict=True):
+                text = textwrap.fill(part.choices["abcd".index(place)], 76)
+                print(textwrap.indent(text, "   ").replace("  ", f"{letter} ", 1))
+
+
 def questions(homework: str) -> dict[str, Question]:
     """The questions of one homework by name, ``q1`` first; each has one part for each answer."""
     return _questions(contents(table(homework)))
@@ -286,10 +361,26 @@ def _questions(names: dict[str, Any]) -> dict[str, Question]:
     return {name: names[name] for name in sorted(names) if re.fullmatch(r"q\d+", name)}
 
 
-def expected(homework: str, question: str, seed: int) -> list[Expected | None]:
-    """What is expected of each part of a question for a seed."""
-    names = contents(table(homework))
-    return [part.expected(*names["TRUTHS"][part.name], seed) for part in names[question]]
+def expected(homework: str, question: str, seed: int, student: str = "") -> list[Expected | None]:
+    """What is expected of each part of a question for a seed, and of a value for a student."""
+    asked = contents(table(homework))[question]
+    return [
+        _expected(table(homework), question, i, seed if part.kind == "function" else min(seed, 1),
+                  "" if part.kind == "function" else student)
+        for i, part in enumerate(asked)
+    ]  # fmt: skip
+
+
+@functools.cache
+def _expected(path: Path, question: str, place: int, seed: int, student: str) -> Expected | None:
+    part: Part = contents(path)[question][place]
+    return part.expected(*truth(path, part.name), seed, student)
+
+
+def truth(path: Path, name: str) -> tuple[Any, Mapping[str, Any]]:
+    """What is right for an answer, and typical mistakes by the message that each deserves."""
+    names = contents(path)
+    return names[name], names.get(name.upper(), {})
 
 
 def public(name: str, half: str, expected: str) -> None:
@@ -305,30 +396,35 @@ def grade(question: str, *answers: Any, hidden: bool = False) -> None:
     ``hidden`` takes the inputs of the hidden checks instead of the public ones.
     """
     homework, _, name = question.partition(".")
+    parts = _parts(question, questions(homework), answers)
     for seed in HIDDEN if hidden else PUBLIC:
-        parts = _parts(question, questions(homework), answers)
-        _judge(parts, expected(homework, name, seed), answers, seed)
+        _judge(parts, expected(homework, name, seed, signed[0]), answers, seed)
 
 
 def check(question: str, *answers: Any) -> None:
     """Print whether the public checks of one question pass, or the likely mistake."""
-    homework, _, name = question.partition(".")
+    parts, right = _asked(question, answers)
     try:
-        if homework in carried:
-            asked, right = carried[homework]
-            _judge(_parts(question, asked, answers), right[name], answers, 0)
-        else:
-            grade(question, *answers)
+        _judge(parts, right, answers, 0)
     except Mistake as mistake:
         print(f"{question}: not yet. {mistake}")
     else:
         print(f"{question}: the public checks pass.")
 
 
-def _parts(question: str, asked: dict[str, Question], answers: tuple[Any, ...]) -> Question:
+def _asked(question: str, answers: tuple[Any, ...] | None = None) -> tuple[Question, Any]:
+    """The parts of a question and what the public checks expect, as the notebook carries them."""
+    homework, _, name = question.partition(".")
+    if homework in carried:
+        asked, right = carried[homework]
+        return _parts(question, asked, answers), right[name]
+    return _parts(question, questions(homework), answers), expected(homework, name, 0)
+
+
+def _parts(question: str, asked: dict[str, Question], answers: Any = None) -> Question:
     if (name := question.partition(".")[2]) not in asked:
         raise unknown("question", name, asked)
-    if len(asked[name]) != len(answers):
+    if answers is not None and len(asked[name]) != len(answers):
         names = ", ".join(part.name for part in asked[name])
         raise IclError(f"{question} asks for {names}; got {len(answers)} answers.")
     return asked[name]
@@ -336,7 +432,7 @@ def _parts(question: str, asked: dict[str, Question], answers: tuple[Any, ...]) 
 
 def _judge(parts: Question, right: Any, answers: tuple[Any, ...], seed: int) -> None:
     for part, each, answer in zip(parts, right, answers, strict=True):
-        part.judge(part.ask(answer, seed), each)
+        part.judge(part.ask(answer, seed), each, signed[0])
 
 
 def frozen(value: Any) -> str:

@@ -3,18 +3,45 @@
 import torch
 from iclutils.interp import head_scores
 from iclutils.interp.hooks import ablate_heads, run_with_hooks
-from iclutils.models import get_act_name, load
+from iclutils.models import bos, get_act_name, load
 from iclutils.tasks.repeated import repeated_tokens
 from torch.nn.functional import pad
 
-from checks import Part, generator
+from checks import Mistake, Part, generator, refuse_other_draws, shaped
 
 MODELS = ("induction-3", "induction-0")  # of the public check, of the first hidden one
 
 
 def _copies(seed):
-    size = (2 + seed, 3 + 2 * seed)
-    return torch.randint(8 + seed, 99, size, generator=generator(seed)), 7 + seed
+    draw, count, length = generator(seed), 5 + seed, 4 + seed
+    rows = [torch.randperm(90, generator=draw)[:length] + 8 for _ in range(count)]
+    return torch.stack(rows), 7, generator(seed + 50)
+
+
+def _is_control(scramble, copy, bos, draw):
+    """Whether the second halves repeat tokens and no pair of them, in orders drawn at random."""
+    length, halves = copy.shape[1], []
+    for _ in range(30):
+        found = shaped(scramble(copy, bos, draw), len(copy), 2 * length + 1)
+        if (found[:, 0] != bos).any():
+            raise Mistake("BOS comes first, once.")
+        if (found[:, 1 : length + 1] != copy).any():
+            raise Mistake("The first half is the copy as it is given.")
+        halves.append(found[:, length + 1 :])
+        if (halves[-1].sort(1).values != copy.sort(1).values).any():
+            raise Mistake("The second half has other tokens: then it is news which tokens occur.")
+    for half in halves:
+        pairs = torch.stack([half[:, :-1], half[:, 1:]], 2)[:, :, None]
+        before = torch.stack([copy[:, :-1], copy[:, 1:]], 2)[:, None]
+        if (pairs == before).all(-1).any():
+            raise Mistake("A token follows the token that it followed in the first half.")
+    order = torch.stack([(half[:, :, None] == copy[:, None]).float().argmax(-1) for half in halves])
+    if (order == order[:, :1]).all():
+        raise Mistake("All sequences have one order: draw it anew for each.")
+    if min(len(order[:, :, i].unique()) for i in range(length)) < length:
+        raise Mistake("Some tokens never come first, or last: the order is not drawn at random.")
+    refuse_other_draws(scramble, copy, bos, draw)
+    return 1.0
 
 
 def _logits(seed):
@@ -69,33 +96,78 @@ def _models(seed):
     return model, (1, 0), tokens, other
 
 
-q1 = (Part("double", inputs=_copies),)
+q1 = (Part("scrambled", inputs=_copies, outcome=_is_control),)
 q2 = (Part("repetition_gain", inputs=_logits),)
 q3 = (Part("looks_back", inputs=_built_heads),)
 q4 = (Part("prefix_score", inputs=_recurring),)
 q5 = (Part("copying_score", inputs=_weights, tolerance=0.002),)
-q6 = (Part("shares_kept", inputs=_models, tolerance=0.001), Part("reason", "letter"))
+q6 = (
+    Part("shares_kept", inputs=_models, tolerance=0.001),
+    Part(
+        "reason",
+        "letter",
+        choices=(
+            "The induction head of induction-0 scores higher before the cut.",
+            "No head of layer 0 looks at the previous token in induction-0: what costs most in "
+            "induction-3 has no counterpart there.",
+            "Several heads of layer 0 look at the previous token in induction-0, and replace each "
+            "other.",
+            "Replacing a head by its mean leaves in place what the head says about its position.",
+        ),
+    ),
+    Part("pair", "tensor"),
+    Part("left", "number", tolerance=1e-3),
+)
 
 # Students get what stands above this line, and nothing below it.
 
 
-def double(copy, bos):
-    """BOS and the same tokens twice."""
-    return torch.cat([_start(copy, bos), copy, copy], 1)
+def scrambled(copy, bos, generator, fits=lambda order: (order[1:] != order[:-1] + 1).all()):
+    """Sequences whose second half has the same tokens in another order."""
+    return torch.cat([_begun(copy, bos), _reordered(copy, generator, fits)], 1)
 
 
-def _start(copy, bos):
-    return torch.full((len(copy), 1), bos)
+def _begun(copy, bos):
+    return torch.cat([torch.full((len(copy), 1), bos), copy], 1)
 
 
-DOUBLE = {
-    "BOS comes first, not last.": lambda copy, bos: torch.cat([copy, copy, _start(copy, bos)], 1),
-    "BOS is missing: one at the start, once.": lambda copy, bos: torch.cat([copy, copy], 1),
-    "BOS stands once at the start, not before each copy.": lambda copy, bos: torch.cat(
-        [_start(copy, bos), copy] * 2, 1
+def _reordered(copy, generator, fits):
+    rows = []
+    for row in copy:
+        order = torch.randperm(len(row), generator=generator)
+        while not fits(order):
+            order = torch.randperm(len(row), generator=generator)
+        rows.append(row[order])
+    return torch.stack(rows)
+
+
+def _one_order(copy, bos, generator):
+    second = scrambled(torch.arange(copy.shape[1])[None], bos, generator)[0, copy.shape[1] + 1 :]
+    return torch.cat([_begun(copy, bos), copy[:, second]], 1)
+
+
+SCRAMBLED = {
+    "A token follows the token that it followed in the first half.": {"fits": lambda order: True},
+    "The second half has other tokens: then it is news which tokens occur.": (
+        lambda copy, bos, generator: torch.cat(
+            [_begun(copy, bos), torch.randint(8, 98, copy.shape, generator=generator)], 1
+        )
     ),
-    "Each token stands twice in a row (ABC gives AABBCC). Repeat the whole list: "
-    "ABCABC.": lambda copy, bos: torch.cat([_start(copy, bos), copy.repeat_interleave(2, 1)], 1),
+    "The first half is the copy as it is given.": lambda copy, bos, generator: torch.cat(
+        [_begun(copy.flip(1), bos), _reordered(copy, generator, lambda order: True)], 1
+    ),
+    "All sequences have one order: draw it anew for each.": _one_order,
+    "Some tokens never come first, or last: the order is not drawn at random.": (
+        lambda copy, bos, generator: scrambled(
+            copy, bos, generator, lambda o: o[0] > 0 and (o[1:] != o[:-1] + 1).all()
+        )
+    ),
+    "BOS comes first, once.": lambda copy, bos, generator: scrambled(copy, bos, generator).roll(
+        -1, 1
+    ),
+    "Take random numbers from `generator`, and from nothing else.": lambda copy, bos, _: scrambled(
+        copy, bos, None
+    ),
 }
 
 
@@ -230,22 +302,46 @@ SHARES_KEPT = {
 }
 
 
-REASON = {
-    "Reason (a): the share kept is a ratio of two scores of the *same* head; that the score is "
-    "high before the cut says nothing of what remains.": "a",
-    "Reason (b): the cut head does look at the previous token, its score is above 0.9. What else "
-    "does so in that layer?": "b",
-    "Reason (d): mean ablation does remove what the head says about its position: the same cut "
-    "leaves next to nothing in induction-3.": "d",
+def _own(own):
+    """A student's network and sequences, its two heads and the share that is left."""
+    net = load(f"induction-{[0, 3, 4, 5, 6, 7][own % 6]}")
+    draw, size = torch.Generator().manual_seed(own), (32, 20)
+    copies = [torch.randint(0, net.cfg.d_vocab, size, generator=draw) for _ in range(2)]
+    tokens, other = (torch.cat([_begun(copy, bos(net)), copy], 1) for copy in copies)
+    pair = []
+    for layer, back in ((0, 1), (1, 19)):
+        name = get_act_name("pattern", layer)
+        pattern = run_with_hooks(net, tokens, [], [name])[1][name]
+        far_back = pattern[:, :, 21:].diagonal(21 - back, -2, -1).mean((0, 2))
+        pair.append(int(far_back.argmax()))
+    left = shares_kept(net, (1, pair[1]), tokens, other)[pair[0]]
+    return torch.tensor(pair), left.item()
+
+
+def pair(own):
+    """Return the previous-token and the induction head of a student's network."""
+    return _own(own)[0]
+
+
+PAIR = {"`pair` names the head of layer 0 first, then that of layer 1.": lambda pair: pair.flip(0)}
+
+
+def left(own):
+    """Return the share of the matching that remains without the first of them."""
+    return _own(own)[1]
+
+
+LEFT = {
+    "`left` is what is lost: the share that remains is after / before.": lambda left: 1 - left,
+    "`left` is before / after: turn it around.": lambda left: 1 / left,
 }
 
 
-TRUTHS = {
-    "double": (double, DOUBLE),
-    "repetition_gain": (repetition_gain, REPETITION_GAIN),
-    "looks_back": (looks_back, LOOKS_BACK),
-    "prefix_score": (prefix_score, PREFIX_SCORE),
-    "copying_score": (copying_score, COPYING_SCORE),
-    "shares_kept": (shares_kept, SHARES_KEPT),
-    "reason": ("c", REASON),
+reason = "c"
+REASON = {
+    "The share that remains is a ratio of two scores of the *same* head; that the score is high "
+    "before the cut says nothing of what remains.": "a",
+    "Heads of layer 0 do look at the previous token there; how many?": "b",
+    "Mean ablation does remove what the head says about its position: the same cut leaves next to "
+    "nothing in induction-3.": "d",
 }

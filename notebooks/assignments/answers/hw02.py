@@ -1,4 +1,4 @@
-"""Homework 2, on chapter 02: kinds of edges, saliency, isolation, extraction, loyalty."""
+"""Homework 2, on chapter 02: a control, saliency, flow, isolation, extraction, loyalty."""
 
 import torch
 from iclutils.chapters.label_anchors.answers import answers
@@ -7,7 +7,7 @@ from iclutils.interp.hooks import cut_attention
 from iclutils.models import load
 from iclutils.tasks import topics
 
-from checks import Part, generator
+from checks import Mistake, Part, generator, refuse_other_draws, shaped
 
 CASES = (("anchors-0", 0), ("anchors-3", 1))  # model and layer: public, first hidden
 
@@ -21,9 +21,43 @@ def _places(seed):
 
 
 def _attention(seed):
-    draw, size = generator(seed), 5 + seed
+    draw, size, d = generator(seed), 5 + seed, 4 + seed
     attention = torch.rand(2, 3, size, size, generator=draw).tril()
-    return attention, torch.randn(2, 3, size, size, generator=draw)
+    written = torch.randn(2, 3, size, d, generator=draw)
+    return attention, written, torch.randn(2, size, d, generator=draw)
+
+
+def _labels(seed):
+    draw = generator(seed)
+    gaps = torch.randint(2, 5 + seed, (4, 3), generator=draw)
+    return gaps.cumsum(1), generator(seed + 50)
+
+
+def _is_control(control, label_pos, draw):
+    """Whether the positions are words of the label words' own demonstrations, at random."""
+    drawn = []
+    for _ in range(150):
+        found = shaped(control(label_pos, draw), *label_pos.shape)
+        if found.is_floating_point():
+            raise Mistake("Positions are whole numbers.")
+        drawn.append(found)
+    places, before = torch.stack(drawn), torch.cat([0 * label_pos[:, :1], label_pos[:, :-1]], 1)
+    if (places[..., None] == label_pos[:, None]).any():
+        raise Mistake("A label word is in the control: then it cannot differ from it.")
+    if (places == 0).any():
+        raise Mistake("BOS is no word of a demonstration, and there is nothing before it to cut.")
+    if ((places <= before) | (places > label_pos)).any():
+        raise Mistake(
+            "A word of another demonstration has more words before it, or fewer: about as many "
+            "edges must be cut."
+        )
+    count = label_pos - before - 1
+    share = torch.stack([(places == before + 1 + i).float().mean(0) for i in range(count.max())])
+    wanted = (torch.arange(len(share))[:, None, None] < count) / count
+    if (share - wanted).abs().max() > 0.2:
+        raise Mistake("Not every word of a demonstration has the same chance.")
+    refuse_other_draws(control, label_pos, draw)
+    return 1.0
 
 
 def _importance(seed):
@@ -50,12 +84,25 @@ def _prompts(seed):
     return load(name), topics.sample(24, generator(seed)), layer
 
 
-q1 = (Part("edge_counts", inputs=_places),)
+q1 = (Part("control_words", inputs=_labels, outcome=_is_control),)
 q2 = (Part("saliency", inputs=_attention),)
 q3 = (Part("flow", inputs=_importance),)
 q4 = (Part("isolated", inputs=_raw_scores),)
 q5 = (Part("auc", inputs=_classes),)
-q6 = (Part("label_loyalty", inputs=_prompts), Part("reason", "letter"))
+q6 = (
+    Part("label_loyalty", inputs=_prompts),
+    Part("loyalty", "tensor", tolerance=0.02),
+    Part(
+        "reason",
+        "letter",
+        choices=(
+            "The target reads the label words in that layer.",
+            "The label words gather in that layer what their texts say, and later layers read it.",
+            "Isolation cuts more edges in that layer than in later ones.",
+            "The label words know their meaning by themselves, and the first layers add noise.",
+        ),
+    ),
+)
 
 # Students get what stands above this line, and nothing below it.
 
@@ -76,40 +123,53 @@ def _kinds(size, label_pos, target, stop=True, out=False, diagonal=False, rest=T
     return torch.stack([into_label, into_target, edge & ~((into_label | into_target) & rest)], 1)
 
 
-def edge_counts(label_pos, target, **how):
-    """Number of edges wp, pq, ww."""
-    return _kinds(int(target.max()) + 1, label_pos, target, **how).sum((-2, -1))
+def control_words(label_pos, generator, first=None, last=None):
+    """For each label word another word of its demonstration, at random."""
+    before = torch.cat([0 * label_pos[:, :1], label_pos[:, :-1]], 1) if first is None else first
+    count = (label_pos if last is None else last) - before - 1
+    return before + 1 + (torch.rand(label_pos.shape, generator=generator) * count).long()
 
 
-EDGE_COUNTS = {
-    "A word's attention to itself is no edge between words: leave the diagonal out.": {
-        "diagonal": True
-    },
-    "wp are the edges *into* a label word, from everything before it; you count those that leave "
-    "it.": {"out": True},
-    "ww are all *other* edges: subtract wp and pq from q (q + 1) / 2.": {"rest": False},
-    "Earlier label words are sources of a label word, too: label word k has p_k "
-    "sources.": lambda at, q: edge_counts(at, q) - torch.tensor([sum(range(at.shape[1])), 0, 0]),
-    "Positions 0 to q are q + 1 words, so there are q (q + 1) / 2 edges.": lambda at, q: (
-        edge_counts(at, q) - q[:, None] * torch.tensor([0, 0, 1])
+CONTROL_WORDS = {
+    "A label word is in the control: then it cannot differ from it.": lambda at, generator: (
+        control_words(at, generator, last=at + 1)
+    ),
+    "BOS is no word of a demonstration, and there is nothing before it to cut.": (
+        lambda at, generator: control_words(at, generator).index_fill(1, torch.tensor([0]), 0)
+    ),
+    "A word of another demonstration has more words before it, or fewer: about as many edges must "
+    "be cut.": lambda at, generator: control_words(at, generator).flip(1),
+    "Not every word of a demonstration has the same chance.": lambda at, generator: at - 1,
+    "Positions are whole numbers.": lambda at, generator: control_words(at, generator).float(),
+    "Take random numbers from `generator`, and from nothing else.": lambda at, _: control_words(
+        at, None
     ),
 }
 
 
-def saliency(attention, gradient):
-    """|sum over heads of attention times gradient|."""
-    return (attention * gradient).sum(1).abs()
+def saliency(attention, written, gradient):
+    """|sum over heads of attention times what the chain rule gives for its derivative|."""
+    return (attention * _slope(written, gradient)).sum(1).abs()
+
+
+def _slope(written, gradient):
+    return gradient[:, None] @ written.mT  # (batch, head, dest, src)
 
 
 SALIENCY = {
-    "Sum over the heads first, then take the absolute value: heads may cancel.": lambda a, g: (
-        (a * g).abs().sum(1)
+    "Sum over the heads first, then take the absolute value: heads may cancel.": lambda a, u, g: (
+        (a * _slope(u, g)).abs().sum(1)
     ),
-    "Sum over the heads; that is their mean.": lambda a, g: (a * g).mean(1).abs(),
-    "Saliency has no sign: take the absolute value of the sum.": lambda a, g: (a * g).sum(1),
-    "That is the gradient alone: multiply by the attention.": lambda a, g: g.sum(1).abs(),
-    "That is a matrix product; "
-    "attention and gradient are multiplied entry by entry.": lambda a, g: (a @ g).sum(1).abs(),
+    "Sum over the heads; that is their mean.": lambda a, u, g: saliency(a, u, g) / a.shape[1],
+    "Saliency has no sign: take the absolute value of the sum.": lambda a, u, g: (
+        a * _slope(u, g)
+    ).sum(1),
+    "That is the derivative alone: multiply by the attention.": lambda a, u, g: (
+        _slope(u, g).sum(1).abs()
+    ),
+    "The derivative by A[i, j] takes the gradient at i and what is written of j.": lambda a, u, g: (
+        (a * _slope(u, g).mT).sum(1).abs()
+    ),
 }
 
 
@@ -210,21 +270,24 @@ LABEL_LOYALTY = {
 }
 
 
-REASON = {
-    "Reason (a): the target reads the label words in the second layer most, and isolating the "
-    "label words there cuts nothing that the target reads.": "a",
-    "Reason (c): isolation cuts the same number of edges in every layer.": "c",
-    "Reason (d): isolating an early layer hurts, so the label words do not know the answer by "
-    "themselves: the words that are dealt out change from prompt to prompt.": "d",
+def loyalty(own):
+    """Loyalty by layer of a student's model, on this student's prompts."""
+    model = load(f"anchors-{[0, 3, 4, 5, 6, 7][own % 6]}")
+    prompts = topics.sample(64, torch.Generator().manual_seed(own))
+    return torch.tensor([label_loyalty(model, prompts, layer) for layer in range(4)])
+
+
+LOYALTY = {
+    "`loyalty` is the share of answers that stay, not of those that change.": lambda x: 1 - x,
+    "`loyalty` begins with layer 0.": lambda x: x.flip(0),
 }
 
 
-TRUTHS = {
-    "edge_counts": (edge_counts, EDGE_COUNTS),
-    "saliency": (saliency, SALIENCY),
-    "flow": (flow, FLOW),
-    "isolated": (isolated, ISOLATED),
-    "auc": (auc, AUC),
-    "label_loyalty": (label_loyalty, LABEL_LOYALTY),
-    "reason": ("b", REASON),
+reason = "b"
+REASON = {
+    "What the target reads is not cut: the rows of the label words are, and not that of the "
+    "target.": "a",
+    "Isolation cuts the same number of edges in every layer.": "c",
+    "Isolating an early layer hurts, so the label words do not know the answer by themselves: the "
+    "words that are dealt out change from prompt to prompt.": "d",
 }

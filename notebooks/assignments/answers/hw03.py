@@ -1,17 +1,21 @@
-"""Homework 3, on chapter 03: ridge, least squares, distances between predictors, noise."""
+"""Homework 3, on chapter 03: weighted ridge, least squares, a control, noise."""
 
 import torch
 from iclutils.chapters.ridge_ols import algorithms
+from iclutils.models import regressors
+from iclutils.tasks import regression
+from iclutils.tasks.regression import Task
 from torch import Tensor
 from torch.nn.functional import pad
 
-from checks import Mistake, Part, generator, normal
+from checks import SINGLE, Mistake, Part, generator, normal, refuse_other_draws, shaped
 
 
 def _pairs(seed):
     draw = generator(seed)
     n, d, penalty = (4 + seed, 6, 0.3) if seed % 2 else (9 + seed, 4, 2.5 + seed)
-    return normal(draw, n, d), normal(draw, n), penalty
+    weights = 0.2 + torch.rand(n, generator=draw, dtype=torch.float64)
+    return normal(draw, n, d), normal(draw, n), weights, penalty, normal(draw, d)
 
 
 FEW = (
@@ -46,9 +50,34 @@ def _prefixes(seed):
     return normal(draw, 3, 2 * d + 1, d), normal(draw, 3, 2 * d + 1)
 
 
-def _predictions(seed):
-    draw, d = generator(seed), 3 + seed % 4
-    return normal(draw, 5 + seed, 2 * d + 1), normal(draw, 5 + seed, 2 * d + 1), d
+def _labels(seed):
+    return normal(generator(seed), 40, 5 + seed), generator(seed + 50)
+
+
+def _is_control(mispair, ys, draw):
+    """Whether labels change places, all of them, at random; the query's stays."""
+    count, n = len(ys), ys.shape[1] - 1
+
+    def order():
+        """Where each label was before, (context, place); single precision is enough."""
+        found = shaped(mispair(ys, draw), count, n + 1).double()
+        away = (found[:, :, None] - ys[:, None]).abs()
+        if away[:, -1, -1].max() > SINGLE:
+            raise Mistake("The last label is the query's: it stays.")
+        was = away.argmin(-1)
+        if away.amin(-1).max() > SINGLE or (was.sort(1).values != torch.arange(n + 1)).any():
+            raise Mistake("Each context keeps its own labels, each of them once.")
+        return was[:, :n]
+
+    orders = [order() for _ in range(7)]
+    if any((each == torch.arange(n)).any() for each in orders):
+        raise Mistake("A label has stayed at its x.")
+    if all((each == each[:1]).all() for each in orders):
+        raise Mistake("All contexts have one order: draw it anew for each.")
+    if any(len(each.unique()) < n - 1 for each in torch.cat(orders).T):
+        raise Mistake("Some labels never come to some x: the order is not drawn at random.")
+    refuse_other_draws(mispair, ys, draw)
+    return 1.0
 
 
 def _bent(seed):
@@ -69,12 +98,13 @@ def _bent(seed):
 def _noisy(seed):
     draw, n = generator(seed), 3 + 2 * seed
     noise, prior = 0.4 + 0.2 * seed, (1.7, 0.6, 2.2)[seed % 3]
-    return normal(draw, n, 4), normal(draw, n), noise, prior
+    noises = noise * (0.5 + torch.rand(n, generator=draw, dtype=torch.float64))
+    return normal(draw, n, 4), normal(draw, n), noises, prior
 
 
 def _query(seed):
     X, _, noise, prior = _noisy(seed)
-    return X, normal(generator(seed + 100), 4), noise, prior
+    return X, normal(generator(seed + 100), 4), noise, prior, 0.7 + 0.1 * seed
 
 
 def _made_up(seed):
@@ -92,16 +122,17 @@ def _above_zero(value):
     return value
 
 
-q1 = (Part("ridge", inputs=_pairs),)
+q1 = (Part("weighted_ridge", inputs=_pairs),)
 q2 = (
     Part(
         "least_squares", inputs=_prefixes, tolerance=0.001, outcome=_every_prefix, look=_few_pairs
     ),
 )
-q3 = (Part("spd", inputs=_predictions), Part("mspd", inputs=_predictions))
+q3 = (Part("mispaired", inputs=_labels, outcome=_is_control),)
 q4 = (
     Part("implicit_weights", inputs=_bent, tolerance=1e-06),
     Part("linearity", inputs=_bent, tolerance=1e-06),
+    Part("own_weights", "tensor", tolerance=1e-3),
 )
 q5 = (
     Part("bayes_weights", inputs=_noisy, tolerance=1e-06),
@@ -111,29 +142,48 @@ q6 = (
     Part("nearest_penalty", inputs=_made_up, tolerance=1e-09),
     Part("kept", "number", tolerance=0.11, outcome=_above_zero),
     Part("control", "number", tolerance=0.014, outcome=_above_zero),
-    Part("reason", "letter"),
+    Part(
+        "reason",
+        "letter",
+        choices=(
+            "The learner that was trained with noise reads the noise off the pairs in front of it, "
+            "and uses the penalty that fits them.",
+            "It keeps the penalty of its training, whatever the noise of the pairs at hand.",
+            "Its penalty comes from too short a training; noise has nothing to do with it.",
+            "Both learners have the same penalty, and differ in how well they apply it.",
+        ),
+    ),
 )
 
 # Students get what stands above this line, and nothing below it.
 
 
-def ridge(X, y, penalty):
-    """Weights of ridge regression."""
-    eye = torch.eye(X.shape[1], dtype=X.dtype)
-    return torch.linalg.solve(X.T @ X + penalty * eye, X.T @ y)
+def weighted_ridge(X, y, weights, penalty, start, pull=1.0):
+    """Weights of ridge regression with weighted pairs, and a guess before any pair."""
+    gram = X.T @ (weights[:, None] * X) + penalty * torch.eye(X.shape[1], dtype=X.dtype)
+    return torch.linalg.solve(gram, X.T @ (weights * y) + pull * penalty * start)
 
 
-RIDGE = {
-    "The penalty stands on the wrong side: it multiplies the identity, "
-    "not the Gram matrix X^T X.": lambda X, y, c: ridge(X * c**0.5, y, 1.0) / c**0.5,
-    "X^T X + penalty adds it to *every* entry: it belongs on the diagonal alone.": lambda X, y, c: (
-        torch.linalg.pinv(X.T @ X + c) @ X.T @ y
+WEIGHTED_RIDGE = {
+    "The guess w_0 is missing on the right: the penalty pulls towards it.": {"pull": 0.0},
+    "The penalty times w_0 stands on the right, not w_0.": lambda X, y, a, c, w: weighted_ridge(
+        X, y, a, c, w / c
     ),
-    "The penalty has the wrong sign: it is added to X^T X.": lambda X, y, c: ridge(X, y, -c),
+    "That is ridge regression on y, with w_0 added: the pairs already speak of w, so fit what "
+    "w_0 leaves.": lambda X, y, a, c, w: weighted_ridge(X, y, a, c, 0 * w) + w,
+    "Where are the weights of the pairs?": lambda X, y, a, *given: weighted_ridge(
+        X, y, torch.ones_like(a), *given
+    ),
+    "The weights enter as they are, not squared: rows times their square roots.": (
+        lambda X, y, a, *given: weighted_ridge(X, y, a**2, *given)
+    ),
+    "The weights are missing in X^T A y.": lambda X, y, a, c, w: weighted_ridge(X, y / a, a, c, w),
+    "The penalty has the wrong sign: it is added to X^T A X.": lambda X, y, a, c, w: weighted_ridge(
+        X, y, a, -c, w
+    ),
     "The loss sums over the examples. With a mean in its place, the penalty is n times too "
-    "strong.": lambda X, y, c: ridge(X, y, len(X) * c),
-    "The penalty is squared: it enters as it is.": lambda X, y, c: ridge(X, y, c**2),
-    "That is least squares: where is the penalty?": lambda X, y, c: torch.linalg.pinv(X) @ y,
+    "strong.": lambda X, y, a, c, w: weighted_ridge(X, y, a, len(X) * c, w),
+    "That is least squares: where is the penalty?": lambda X, y, a, c, w: torch.linalg.pinv(X) @ y,
 }
 
 
@@ -161,39 +211,35 @@ LEAST_SQUARES = {
 }
 
 
-def spd(f, g, d):
-    """Squared prediction difference over d, after 0, 1, ... pairs."""
-    return (f - g).square().mean(0) / d
+def mispaired(ys, generator, fits=lambda order, place: (order != place).all()):
+    """Labels of which none stays in its place, but for the last."""
+    return torch.stack([torch.cat([y[_order(len(y) - 1, generator, fits)], y[-1:]]) for y in ys])
 
 
-def mspd(f, g, d):
-    """Its mean over the numbers of pairs that leave w open."""
-    return spd(f, g, d)[1:d].mean().item()
+def _order(n, generator, fits):
+    order, place = torch.randperm(n, generator=generator), torch.arange(n)
+    while not fits(order, place):
+        order = torch.randperm(n, generator=generator)
+    return order
 
 
-SPD = {
-    "SPD is divided by d: the paper plots it per dimension.": lambda f, g, d: d * spd(f, g, d),
-    "Take the square of the difference, not its absolute value.": lambda f, g, d: (
-        (f - g).abs().mean(0) / d
+MISPAIRED = {
+    "A label has stayed at its x.": {"fits": lambda order, place: True},
+    "The last label is the query's: it stays.": lambda ys, generator: torch.stack(
+        [y[_order(len(y), generator, lambda order, place: (order != place).all())] for y in ys]
     ),
-    "Square each difference before the mean over contexts: errors of opposite sign must not "
-    "cancel.": lambda f, g, d: (f - g).mean(0).square() / d,
-    "One number for each n: the mean runs over contexts alone.": lambda *a: spd(*a).mean(),
-    "One number for each n: the mean runs over the contexts, "
-    "not over the positions.": lambda f, g, d: (f - g).square().mean(1) / d,
-    "That is the square root of it: squared prediction *difference*.": lambda *a: spd(*a).sqrt(),
-    "That is a sum over the contexts: take the mean.": lambda f, g, d: len(f) * spd(f, g, d),
-}
-
-
-MSPD = {
-    "n = 0 has seen no pair: every algorithm answers 0 there. Start at n = 1.": lambda f, g, d: spd(
-        f, g, d
-    )[:d].mean(),
-    "At n = d the pairs decide w: stop at n = d - 1.": lambda *a: spd(*a)[1 : a[2] + 1].mean(),
-    "The mean over n runs over 1 .. d - 1, not over all n.": lambda *a: spd(*a).mean(),
-    "That is a sum over n: take the mean.": lambda f, g, d: spd(f, g, d)[1:d].sum(),
-    "Divide by d once.": lambda f, g, d: d * mspd(f, g, d),
+    "Each context keeps its own labels, each of them once.": lambda ys, generator: torch.cat(
+        [ys.roll(1, 0)[:, :-1], ys[:, -1:]], 1
+    ),
+    "All contexts have one order: draw it anew for each.": lambda ys, generator: torch.cat(
+        [ys[:, :-1].roll(1, 1), ys[:, -1:]], 1
+    ),
+    "Some labels never come to some x: the order is not drawn at random.": lambda ys, generator: (
+        mispaired(ys, generator, lambda order, place: (order != place).all() and order[0] == 1)
+    ),
+    "Take random numbers from `generator`, and from nothing else.": lambda ys, _: mispaired(
+        ys, None
+    ),
 }
 
 
@@ -256,28 +302,49 @@ LINEARITY = {
 }
 
 
+def own_weights(own):
+    """The implicit weights of a student's learner, after this student's pairs."""
+    learners, draw = regressors.load("regression-d8"), torch.Generator().manual_seed(own)
+    seen = regression.sample(Task(8), 1, 5 + own % 3, draw)
+    queries = torch.randn(200, 8, generator=draw).double()
+
+    def predict(xs, ys):
+        with torch.no_grad():
+            return learners(xs.float(), ys.float())[own % 3].double()
+
+    return implicit_weights(predict, seen.xs[0].double(), seen.ys[0].double(), queries)
+
+
+OWN_WEIGHTS = {"`own_weights` have the wrong sign.": lambda w: -w}
+
+
 def bayes_weights(X, y, noise, prior):
     """Mean of w given the pairs."""
-    return ridge(X, y, noise**2 / prior**2)
+    return weighted_ridge(X, y, noise**-2, prior**-2, X.new_zeros(X.shape[1]))
 
 
-def expected_error(X, x, noise, prior, own=1.0, times=1.0):
+def expected_error(X, x, noise, prior, new, own=1.0):
     """Expected squared error of predicting the label of x."""
-    eye = torch.eye(len(x), dtype=X.dtype)
-    inverse = torch.linalg.inv(X.T @ X + noise**2 / prior**2 * eye)
-    return (times * noise**2 * (x @ inverse @ x) + own * noise**2).item()
+    precision = X.T @ (X / noise[:, None] ** 2) + torch.eye(len(x), dtype=X.dtype) / prior**2
+    return (x @ torch.linalg.inv(precision) @ x + own * new**2).item()
 
 
 BAYES_WEIGHTS = {
-    "The penalty is noise² / prior², a ratio of variances: "
-    "did you take noise / prior?": lambda X, y, noise, prior: ridge(X, y, noise / prior),
-    "The penalty is upside down: more noise asks for more of it, "
-    "noise² / prior².": lambda X, y, noise, prior: ridge(X, y, (prior / noise) ** 2),
-    "The prior is missing: the penalty is noise² / prior².": lambda X, y, noise, prior: ridge(
-        X, y, noise**2
+    "The weights of the pairs are one over their variances, noise²: did you take noise?": (
+        lambda X, y, noise, prior: bayes_weights(X, y, noise**0.5, prior)
     ),
-    "That is upside down, and not squared: "
-    "the penalty is noise² / prior².": lambda X, y, noise, prior: ridge(X, y, prior / noise),
+    "A noisy pair counts less, not more: its weight is one over noise².": (
+        lambda X, y, noise, prior: bayes_weights(X, y, 1 / noise, prior)
+    ),
+    "The prior is missing: the penalty is one over prior².": lambda X, y, noise, prior: (
+        bayes_weights(X, y, noise, 1.0)
+    ),
+    "The penalty is one over prior²: a wide prior pulls less.": lambda X, y, noise, prior: (
+        bayes_weights(X, y, noise, 1 / prior)
+    ),
+    "All pairs have one noise there: each has its own.": lambda X, y, noise, prior: bayes_weights(
+        X, y, noise.mean().expand_as(noise), prior
+    ),
     "That is least squares: it trusts noisy labels fully.": lambda X, y, *_: (
         torch.linalg.pinv(X) @ y
     ),
@@ -285,16 +352,18 @@ BAYES_WEIGHTS = {
 
 
 EXPECTED_ERROR = {
-    "The label that is predicted is noisy too: add noise².": {"own": 0.0},
-    "Add the variance of the label's noise, noise², not noise.": lambda X, x, noise, prior: (
-        expected_error(X, x, noise, prior, own=1 / noise)
+    "The label that is predicted is noisy too: add new².": {"own": 0.0},
+    "Add the variance of the label's noise, new², not new.": lambda X, x, noise, prior, new: (
+        expected_error(X, x, noise, prior, new**0.5)
     ),
-    "That is the error before any pair, noise² + prior² |x|²: "
-    "the pairs have taken some.": lambda X, x, noise, prior: noise**2 + prior**2 * (x @ x).item(),
-    "The inverse of X^T X + penalty is the covariance of w only after it is multiplied "
-    "by noise².": lambda X, x, noise, prior: expected_error(X, x, noise, prior, times=1 / noise**2),
-    "That multiplies the inverse by prior²: the covariance of w is noise² (X^T X + penalty)^-1.": (
-        lambda X, x, noise, prior: expected_error(X, x, noise, prior, times=(prior / noise) ** 2)
+    "That is the error before any pair, new² + prior² |x|²: the pairs have taken some.": (
+        lambda X, x, noise, prior, new: new**2 + prior**2 * (x @ x).item()
+    ),
+    "All pairs have one noise there: each has its own.": lambda X, x, noise, prior, new: (
+        expected_error(X, x, noise.mean().expand_as(noise), prior, new)
+    ),
+    "The new label has a noise of its own, `new`.": lambda X, x, noise, prior, new: expected_error(
+        X, x, noise, prior, noise.square().mean().sqrt().item()
     ),
 }
 
@@ -321,6 +390,7 @@ NEAREST_PENALTY = {
 }
 
 
+kept = 1 / 4
 KEPT = {
     "`kept` is too small, as that of member 0 or 1 or of the control: ask member 2 of "
     "regression-noise.": 0.07,
@@ -328,29 +398,16 @@ KEPT = {
 }
 
 
+control = 1 / 32
 CONTROL = {"`control` is that of regression-noise: ask regression-d8, member 0.": 0.25}
 
 
+reason = "b"
 REASON = {
-    "Reason (a): these contexts have no noise at all. A learner that reads the noise off its "
-    "context would be near 0.": "a",
-    "Reason (c): the control was trained without noise, and as long; its penalty is several "
-    "times smaller.": "c",
-    "Reason (d): noise / prior is 1/2. Which number did you measure?": "d",
-}
-
-
-TRUTHS = {
-    "ridge": (ridge, RIDGE),
-    "least_squares": (least_squares, LEAST_SQUARES),
-    "spd": (spd, SPD),
-    "mspd": (mspd, MSPD),
-    "implicit_weights": (implicit_weights, IMPLICIT_WEIGHTS),
-    "linearity": (linearity, LINEARITY),
-    "bayes_weights": (bayes_weights, BAYES_WEIGHTS),
-    "expected_error": (expected_error, EXPECTED_ERROR),
-    "nearest_penalty": (nearest_penalty, NEAREST_PENALTY),
-    "kept": (1 / 4, KEPT),
-    "control": (1 / 32, CONTROL),
-    "reason": ("b", REASON),
+    "These pairs have no noise at all. The curve of a learner that reads the noise off them would "
+    "be lowest where the control's is.": "a",
+    "The control was trained without noise, and as long; its penalty is several times smaller.": (
+        "c"
+    ),
+    "Look at where each of the two curves is lowest.": "d",
 }

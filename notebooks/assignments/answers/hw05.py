@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from checks import Mistake, Part, generator, normal
+from checks import Mistake, Part, generator, normal, refuse_other_draws, shaped
 
 
 def _attention(seed):
@@ -15,13 +15,13 @@ def _attention(seed):
     return normal(draw, d), normal(draw, keys, d), normal(draw, keys, 3) + 1, demos
 
 
-def _step_taken(loss, W, values, keys, total, rate):
+def _step_taken(loss, W, values, keys, biases, total, rate):
     """The answer to a query after a step on the loss, and the loss."""
     weights = W.clone().requires_grad_()
-    found = loss(weights, values, keys, total, rate)
+    found = loss(weights, values, keys, biases, total, rate)
     if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
         raise Mistake(
-            "`contrastive_loss` returns one number as a tensor that depends on W, so that "
+            "`biased_loss` returns one number as a tensor that depends on W, so that "
             "autograd can take its gradient: no .item(), no detach."
         )
     after = (W - rate * torch.autograd.grad(found, weights)[0]) @ keys[-1]
@@ -36,59 +36,116 @@ def _points(seed):
 def _dual(seed):
     draw = generator(seed + 100)
     keys = (0.5 * normal(draw, 3 + seed, 5 + seed)).exp()
-    values, W = normal(draw, len(keys), 2), normal(draw, 2, keys.shape[1])
-    return W, values, keys, (keys @ keys[-1]).sum(), 0.5 + 0.25 * seed
+    values, W, biases = normal(draw, len(keys), 2), normal(draw, 2, keys.shape[1]), -keys[:, 0]
+    return W, values, keys, biases, (keys @ keys[-1]).sum(), 0.5 + 0.25 * seed
 
 
 def _contrast(seed):
     return *_attention(seed), 0.3 + 0.2 * seed
 
 
-q1 = (Part("dual_parts", inputs=_attention, tolerance=1e-06),)
-q2 = (Part("features", inputs=_points), Part("contrastive_loss", inputs=_dual, outcome=_step_taken))
-q3 = (Part("with_negatives", inputs=_contrast), Part("reason", "letter"))
+def _examples(seed):
+    draw, examples = generator(seed), 2 + seed
+    example = torch.cat([torch.arange(examples).repeat(2), torch.tensor([-1, -1])])
+    example = example[seed % 2 :][torch.randperm(len(example) - seed % 2, generator=draw)]
+    d = 4 + seed % 3
+    return normal(draw, d), normal(draw, len(example), d), normal(draw, len(example), 3), example
+
+
+def _steps(seed):
+    draw, functions, each = generator(seed), 3 + seed % 2, 3 + seed
+    function = torch.arange(functions).repeat(each)
+    function = function[torch.randperm(len(function), generator=draw)]
+    return normal(draw, len(function), 4), function, generator(seed + 50)
+
+
+def _is_control(swap, steps, function, draw):
+    """Whether each prompt has the step of a prompt with another function."""
+    orders = []
+    for _ in range(60):
+        found = shaped(swap(steps, function, draw), *steps.shape)
+        away = torch.cdist(found.double(), steps)
+        if away.min(1).values.max() > 1e-5:
+            raise Mistake("A prompt has a step that is nobody's: steps change hands, unchanged.")
+        order = away.argmin(1)
+        if len(order.unique()) < len(order):
+            raise Mistake("A step is used twice, and another one not at all.")
+        orders.append(order)
+    drawn, place = torch.stack(orders), torch.arange(len(steps))
+    if (drawn == place).any():
+        raise Mistake("A prompt has kept its own step.")
+    if (function[drawn] == function).any():
+        raise Mistake("A prompt has the step of another prompt with the same function.")
+    came_up = (drawn[:, :, None] == place).any(0)  # (prompt, partner)
+    if came_up[function[:, None] != function].double().mean() < 0.7:
+        raise Mistake("Who gets whose step is not at random: some prompts are never partners.")
+    refuse_other_draws(swap, steps, function, draw)
+    return 1.0
+
+
+q1 = (Part("part_and_change", inputs=_examples, tolerance=1e-06),)
+q2 = (Part("features", inputs=_points), Part("biased_loss", inputs=_dual, outcome=_step_taken))
+q3 = (Part("swapped", inputs=_steps, outcome=_is_control),)
+q4 = (
+    Part("with_negatives", inputs=_contrast),
+    Part("beta", "number", tolerance=1e-4),
+    Part(
+        "reason",
+        "letter",
+        choices=(
+            "With more copies the head looks less at its own tokens because their scores fall.",
+            "The start is what the head would say without demonstrations, and so the head's own "
+            "answer fades with every copy.",
+            "Each copy is another step of gradient descent from where the last one ended.",
+            "The start is divided by a sum that grows with every copy, and nothing else in it "
+            "changes; the step cannot grow beyond a mean of the demonstrations' values.",
+        ),
+    ),
+)
 
 # Students get what stands above this line, and nothing below it.
 
 
-def dual_parts(query, keys, values, demos, root=0.5, over=lambda raw, _: (raw.sum(), raw.sum())):
-    """What the dual model says before its step, and what the step adds, over normalisers."""
-    raw = (keys @ query / len(query) ** root).exp()
-    first, second = over(raw, demos)
-    start, step = raw[~demos] @ values[~demos], raw[demos] @ values[demos]
-    return torch.stack([start / first, step / second])
+def part_and_change(query, keys, values, example, root=0.5, without=None):
+    """Each example's part of the step, and what its absence changes."""
+    weights = (keys @ query / len(query) ** root).softmax(0)
+    its = example == torch.arange(int(example.max()) + 1)[:, None]  # (example, key)
+    parts, whole = (its * weights) @ values, weights @ values
+    left = without or (lambda rest, share: rest / (1 - share))
+    rest = left(whole - parts, (its * weights).sum(1, keepdim=True))
+    return torch.stack([parts, whole - rest])
 
 
-DUAL_PARTS = {
-    "The normaliser is that of *all* keys, for both parts: demonstrations and the rest share one "
-    "softmax.": {"over": lambda raw, demos: (raw[~demos].sum(), raw[demos].sum())},
-    "The normaliser runs over the demonstrations only: take all keys.": {
-        "over": lambda raw, demos: (raw[demos].sum(), raw[demos].sum())
+PART_AND_CHANGE = {
+    "Without the example the other weights grow: divide what is left by the weight that is left.": {
+        "without": lambda rest, share: rest
     },
-    "The step's normaliser runs over the demonstrations only: take all keys.": {
-        "over": lambda raw, demos: (raw.sum(), raw[demos].sum())
-    },
-    "The two are exchanged: the start is what the other tokens say, the step what the "
-    "demonstrations say.": lambda *given: dual_parts(*given).flip(0),
+    "The change is the output with all keys, less the output without the example.": (
+        lambda *given: part_and_change(*given) * torch.tensor([1, -1])[:, None, None]
+    ),
+    "That is what the head says without each example: subtract it from what it says with all.": (
+        lambda query, keys, values, example: (
+            lambda parts, changes: torch.stack(
+                [parts, (keys @ query / len(query) ** 0.5).softmax(0) @ values - changes]
+            )
+        )(*part_and_change(query, keys, values, example))
+    ),
+    "The parts come first, then the changes.": lambda *given: part_and_change(*given).flip(0),
     "The scores are divided by the square root of d.": {"root": 0.0},
     "The scores are divided by the square root of d, not by d.": {"root": 1.0},
-    "Divide by the normaliser D_q.": {"over": lambda raw, demos: (1, 1)},
-    "D_q takes the place of a mean: do not divide by the number of keys.": {
-        "over": lambda raw, demos: (len(raw), len(raw))
-    },
-    "That is the whole of attention: split it.": lambda *given: dual_parts(*given).sum(0),
 }
 
 
-def features(z, omega, half=0.5, power=0.5):
-    """Positive random features."""
-    norms = z.square().sum(-1, keepdim=True)
-    return torch.exp(z @ omega.T - half * norms) / len(omega) ** power
+def features(z, omega, half=0.5, power=0.5, both=lambda omega: torch.cat([omega, -omega])):
+    """Positive random features, each direction taken both ways."""
+    norms, directions = z.square().sum(-1, keepdim=True), both(omega)
+    return torch.exp(z @ directions.T - half * norms) / len(directions) ** power
 
 
-def contrastive_loss(W, values, features, normaliser, rate):
-    """The loss of the dual model."""
-    return -(values * (features @ W.T)).sum() / (rate * normaliser)
+def biased_loss(W, values, features, biases, normaliser, rate):
+    """The loss of the dual model of a head with biases."""
+    similarity = (values * (features @ W.T)).sum(1)
+    return -(biases.exp() * similarity).sum() / (rate * normaliser)
 
 
 FEATURES = {
@@ -97,35 +154,82 @@ FEATURES = {
     },
     "The factor is exp(-|z|²/2), half the square.": {"half": 1.0},
     "The factor is exp(-|z|²/2): a minus.": {"half": -0.5},
-    "The factor is exp(-|z|²/2), with |z|² the sum of squares: did you take the length?": (
-        lambda z, omega: (
-            torch.exp(z @ omega.T - z.norm(dim=-1, keepdim=True) / 2) / math.sqrt(len(omega))
-        )
-    ),
-    "Divide by the square root of the number of directions: the product of two features is then "
-    "a mean.": {"power": 0.0},
-    "Divide by the *square root* of the number of directions: a product has two features.": {
+    "Divide by the square root of the number of features: the product of two of them is then a "
+    "mean.": {"power": 0.0},
+    "Divide by the *square root* of the number of features: a product has two of them.": {
         "power": 1.0
     },
+    "There are 2 m features, and the mean runs over all of them: divide by the root of 2 m.": (
+        lambda z, omega: features(z, omega) * math.sqrt(2)
+    ),
+    "First all with omega, then all with -omega.": lambda z, omega: features(
+        z, omega, both=lambda omega: torch.stack([omega, -omega], 1).flatten(0, 1)
+    ),
 }
 
 
-CONTRASTIVE_LOSS = {
+BIASED_LOSS = {
     "The gradient has the wrong sign: the loss is *minus* the similarity, since descent must "
-    "raise it.": lambda *given: -contrastive_loss(*given),
-    "D_q is missing: without it the step is not softmax attention.": lambda W, v, f, total, rate: (
-        contrastive_loss(W, v, f, 1.0, rate)
+    "raise it.": lambda *given: -biased_loss(*given),
+    "The biases are missing.": lambda W, v, f, b, *rest: biased_loss(W, v, f, 0 * b, *rest),
+    "A bias is added to the score, and so multiplies the kernel by its exponential.": (
+        lambda W, v, f, b, total, rate: -(b * (v * (f @ W.T)).sum(1)).sum() / (rate * total)
     ),
-    "Softmax has no 1/N: D_q stands in its place.": lambda W, v, f, total, rate: contrastive_loss(
-        W, v, f, len(v), rate
+    "D_q is missing: without it the step is not softmax attention.": (
+        lambda W, v, f, b, total, rate: biased_loss(W, v, f, b, 1.0, rate)
     ),
-    "D_q and 1/N: one of them is enough.": lambda W, v, f, total, rate: contrastive_loss(
-        W, v, f, total * len(v), rate
+    "Softmax has no 1/N: D_q stands in its place.": lambda W, v, f, b, total, rate: biased_loss(
+        W, v, f, b, len(v), rate
     ),
     "The rate is missing: a step of the rate η must not depend on it, so the loss is divided by "
-    "η.": lambda W, v, f, total, rate: contrastive_loss(W, v, f, total, 1.0),
-    "The loss is divided by η, not multiplied.": lambda W, v, f, total, rate: contrastive_loss(
-        W, v, f, total, 1 / rate
+    "η.": lambda W, v, f, b, total, rate: biased_loss(W, v, f, b, total, 1.0),
+    "The loss is divided by η, not multiplied.": lambda W, v, f, b, total, rate: biased_loss(
+        W, v, f, b, total, 1 / rate
+    ),
+}
+
+
+def swapped(steps, function, generator, clash=None):
+    """For each prompt the step of a prompt with another function, at random."""
+    clash = clash or (lambda order: function[order] == function)
+    order = torch.randperm(len(steps), generator=generator)
+    while (wrong := clash(order)).any():
+        for i in wrong.nonzero()[:, 0].tolist():
+            j = int(torch.randint(len(steps), (1,), generator=generator))
+            order[[i, j]] = order[[j, i]]
+    return steps[order]
+
+
+def _drawn(steps, function, generator):
+    other = [(function != each).nonzero()[:, 0] for each in function]
+    at = [each[torch.randint(len(each), (1,), generator=generator)] for each in other]
+    return steps[torch.cat(at)]
+
+
+def _rotated(steps, function, generator):
+    order = torch.empty_like(function)
+    places = [(function == each).nonzero()[:, 0] for each in range(int(function.max()) + 1)]
+    for one, other in zip(places, [*places[1:], places[0]], strict=True):
+        order[one] = other
+    return steps[order]
+
+
+SWAPPED = {
+    "A prompt has kept its own step.": lambda steps, function, generator: steps[
+        torch.randperm(len(steps), generator=generator)
+    ],
+    "A prompt has the step of another prompt with the same function.": (
+        lambda steps, function, generator: swapped(
+            steps, function, generator, lambda order: order == torch.arange(len(order))
+        )
+    ),
+    "A step is used twice, and another one not at all.": _drawn,
+    "A prompt has a step that is nobody's: steps change hands, unchanged.": lambda steps, *_: (
+        steps.mean(0).expand_as(steps)
+    ),
+    "Who gets whose step is not at random: some prompts are never partners.": _rotated,
+    "Take random numbers from `generator`, and from nothing else.": lambda steps, function, _: (
+        swapped(steps, function, None)
     ),
 }
 
@@ -149,23 +253,36 @@ WITH_NEGATIVES = {
         *given[:4], -given[4]
     ),
     "That is attention as it was: where is beta?": lambda *given: with_negatives(*given[:4], 0.0),
-    "That is the step alone: add the start.": lambda *given: (
-        with_negatives(*given) - dual_parts(*given[:4])[0]
+    "That is the step alone: add the start.": lambda query, keys, values, demos, beta: (
+        with_negatives(query, keys, values * demos[:, None], demos, beta)
     ),
 }
 
 
-REASON = {
-    "Reason (a): an untrained transformer takes steps, and answers nothing right.": "a",
-    "Reason (c): the identity is algebra; check it on any weights.": "c",
-    "Reason (d): take the steps out of a trained transformer, and hardly an answer is left.": "d",
+def _own_head(own):
+    """The head of a student."""
+    draw = torch.Generator().manual_seed(own)
+    query, keys, values = (torch.randn(*n, generator=draw).double() for n in ((4,), (6, 4), (6, 3)))
+    values[:4] += 1
+    return query, keys, values, torch.arange(6) < 4
+
+
+def beta(own):
+    """The strength at which the output is orthogonal to the first demonstration's value."""
+    head = _own_head(own)
+    plain, changed = (with_negatives(*head, beta) @ head[2][0] for beta in (0.0, 1.0))
+    return (plain / (plain - changed)).item()
+
+
+BETA = {
+    "`beta` has the wrong sign: negatives are taken off with a minus.": lambda beta: -beta,
+    "`beta` is upside down.": lambda beta: 1 / beta,
 }
 
 
-TRUTHS = {
-    "dual_parts": (dual_parts, DUAL_PARTS),
-    "features": (features, FEATURES),
-    "contrastive_loss": (contrastive_loss, CONTRASTIVE_LOSS),
-    "with_negatives": (with_negatives, WITH_NEGATIVES),
-    "reason": ("b", REASON),
+reason = "d"
+REASON = {
+    "Scores depend on keys and the query, and neither changes.": "a",
+    "Without demonstrations the normaliser would be another: the start is not that answer.": "b",
+    "The whole is one step: each copy adds a term to the same sum.": "c",
 }

@@ -1,12 +1,15 @@
-"""Homework 7, on chapter 07: overlap beyond chance, task vectors, smoothers, order, one vector."""
+"""Homework 7, on chapter 07: overlap beyond chance, task vectors, smoothers, order, controls."""
 
 from functools import partial
 
 import torch
+from iclutils.chapters.every_lens import question
+from iclutils.models import cached, get_act_name, load
+from iclutils.tasks import topics
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from checks import Part, generator, normal
+from checks import Mistake, Part, generator, normal, refuse_other_draws, shaped
 
 
 def _scores(seed):
@@ -51,8 +54,32 @@ def _examples(seed):
 def _votes(seed):
     draw, prompts, choices = generator(seed), 8 + 2 * seed, 3 + seed % 2
     votes = normal(draw, prompts, choices).softmax(1)
-    noise = normal(draw, prompts, choices) + torch.arange(choices)
-    return votes, 4 * votes + 0.7 * noise + 2 * normal(draw, prompts, 1) + 3
+    counts = torch.randint(1, 5, (prompts, choices), generator=draw)
+    votes = votes + 0.2 * counts
+    noise = 0.7 * normal(draw, prompts, choices) + 0.5 * counts
+    return votes, counts, 4 * votes + noise + 2 * normal(draw, prompts, 1) + 3
+
+
+def _vectors(seed):
+    d = 4 + seed
+    return normal(generator(seed), d) + 0.5, 400, generator(seed + 50)
+
+
+def _is_control(others, vector, count, draw):
+    """Whether the vectors are as long, at a right angle, and otherwise anywhere."""
+    found = shaped(others(vector, count, draw), count, len(vector)).double()
+    unit = vector / vector.norm()
+    if (found.norm(dim=1) / vector.norm() - 1).abs().max() > 1e-4:
+        raise Mistake("The vectors are not as long as the task vector.")
+    if (found @ unit).abs().max() > 1e-4 * vector.norm():
+        raise Mistake("There is something of the task vector in them: take it out first.")
+    free = len(vector) - 1
+    spread = found.T @ found / count / vector.norm() ** 2
+    wanted = (torch.eye(len(vector)).double() - unit[:, None] * unit) / free
+    if found.mean(0).norm() > 0.2 * vector.norm() or (spread - wanted).abs().max() > 0.12:
+        raise Mistake("Not all directions that are left have the same chance.")
+    refuse_other_draws(others, vector, count, draw)
+    return 1.0
 
 
 def _curve(seed):
@@ -97,14 +124,36 @@ q3 = (
 q4 = (
     Part("half_way", inputs=_curve, tolerance=1e-06),
     Part("later_by", inputs=_seeds, tolerance=1e-06),
-    Part("order", "letter"),
+    Part(
+        "order",
+        "letter",
+        choices=(
+            "Prefix matching makes the answers possible.",
+            "Gathering comes first, then matching, then the answers.",
+            "Nothing: five seeds are too few for an order.",
+            "Matching and gathering come before the answers in these trainings. The recipe may be "
+            "why.",
+        ),
+    ),
 )
 q5 = (
     Part("common_share", inputs=_changes, tolerance=1e-06),
-    Part("together", "number", tolerance=0.02),
-    Part("within", "number", tolerance=0.06),
-    Part("reason", "letter"),
+    Part("together", "number", tolerance=2e-3),
+    Part("within", "number", tolerance=2e-3),
+    Part(
+        "reason",
+        "letter",
+        choices=(
+            "The model has a task vector after all: within an answer, half of the change is "
+            "common.",
+            "The changes are noise.",
+            "The change is a vector of the *answer*. It serves prompts with that answer, and no "
+            "others.",
+            "The model does not use its examples.",
+        ),
+    ),
 )
+q6 = (Part("other_vectors", inputs=_vectors, outcome=_is_control),)
 
 # Students get what stands above this line, and nothing below it.
 
@@ -256,9 +305,11 @@ def smooth(query, keys, shows, choices, weigh=_softmax):
     return weigh(query, keys) @ one_hot(shows, choices).double()
 
 
-def agreement(votes, logits, centre=lambda x: x - x.mean(1, keepdim=True)):
-    """Correlation of votes and logits over prompts and choices, each prompt's mean taken out."""
-    x, y = centre(votes), centre(logits)
+def agreement(votes, counts, logits, centre=lambda x: x - x.mean(1, keepdim=True), both=True):
+    """Correlation of votes and logits beyond the counts, each prompt's mean taken out."""
+    x, z, y = (centre(each.double()).flatten() for each in (votes, counts, logits))
+    x, rest = (each - (each @ z) / (z @ z) * z for each in (x, y))
+    y = rest if both else y
     return ((x * y).sum() / (x.norm() * y.norm())).item()
 
 
@@ -298,18 +349,15 @@ AGREEMENT = {
     "The mean that is taken out runs over the choices of a prompt, not over prompts.": {
         "centre": lambda x: x - x.mean(0)
     },
-    "One correlation over all prompts and choices, not the mean of one for each prompt.": (
-        lambda votes, logits: (
-            sum(agreement(x[None], y[None]) for x, y in zip(votes, logits, strict=True))
-            / len(votes)
-        )
+    "That is the correlation of votes and logits: what do the counts explain of it?": (
+        lambda votes, counts, logits: torch.corrcoef(
+            torch.stack([(x - x.mean(1, keepdim=True)).flatten() for x in (votes, logits)])
+        )[0, 1].item()
     ),
+    "What the counts explain is taken out of the votes alone: the logits have it, too.": {
+        "both": False
+    },
     "That is the square of the correlation.": lambda *given: agreement(*given) ** 2,
-    "That is a slope: divide by the norms of both.": lambda votes, logits: (
-        agreement(votes, logits)
-        * ((logits - logits.mean(1, keepdim=True)).norm())
-        / (votes - votes.mean(1, keepdim=True)).norm()
-    ).item(),
 }
 
 
@@ -377,10 +425,11 @@ LATER_BY = {
 }
 
 
+order = "d"
 ORDER = {
-    "Reason (a): an order is no cause. The chapter took no head away along training.": "a",
-    "Reason (c): the mean lies more than thirty standard errors above 0.": "c",
-    "Reason (d): curves read at checkpoints 0.03 apart cannot order what is 0.001 apart.": "d",
+    "An order is no cause. No head was taken away along training.": "a",
+    "Matching and gathering rise together: look at where their lines are steepest.": "b",
+    "All five seeds have the answers last, by a third of the training.": "c",
 }
 
 
@@ -391,8 +440,6 @@ def common_share(changes):
     return ((inner.sum() - own) / (len(changes) - 1) / own).item()
 
 
-# The share within an answer was measured for six batches of 512 prompts: .541, with a standard
-# deviation of .013; for all prompts together .000, with one of .001.
 COMMON_SHARE = {
     "A prompt is no pair with itself: leave the diagonal out.": lambda changes: (
         (changes @ changes.T).mean() / changes.square().sum(1).mean()
@@ -413,38 +460,73 @@ COMMON_SHARE = {
 }
 
 
+def _own_shares(own):
+    """The common shares of a student's model, on this student's prompts: together, within."""
+    net = load(f"anchors-{[0, 3, 4, 5, 6, 7][own % 6]}")
+    asked = question.of_prompts(topics.sample(256, torch.Generator().manual_seed(own)))
+    name, each = get_act_name("resid_post", 1), torch.arange(256)
+    after = [cached(net, x, [name])[1][name][each, asked.at].double()
+             for x in (asked.task.clean, asked.task.corrupt)]  # fmt: skip
+    changes, answer = after[0] - after[1], asked.task.answer[:, 0]
+    shares = [common_share(changes[answer == a]) for a in answer.unique()]
+    return common_share(changes), sum(shares) / len(shares)
+
+
+def together(own):
+    """Return the common share of all prompts of a student."""
+    return _own_shares(own)[0]
+
+
 TOGETHER = {
     "`together` is the share of all prompts, whatever their answer; that is the one within an "
     "answer.": 0.54
 }
 
 
+def within(own):
+    """Return the mean of the common shares within an answer."""
+    return _own_shares(own)[1]
+
+
 WITHIN = {
-    "`within` is taken for each right answer alone, then the mean of the four; that is all "
-    "prompts together.": 0.0,
-    "`within` is the mean of four shares, not their sum.": 2.16,
+    "`within` is taken for each right answer alone, then the mean of them; that is all prompts "
+    "together.": 0.0,
+    "`within` is the mean of the shares, not their sum.": lambda within: 8 * within,
 }
 
 
+reason = "c"
 REASON = {
-    "Reason (a): added to a prompt with another right answer, this vector would be wrong.": "a",
-    "Reason (c): noise would be as little common within an answer. Look at `within`.": "c",
-    "Reason (d): without examples there would be no change at all, and half of it is common to "
-    "prompts with the same answer.": "d",
+    "Added to a prompt with another right answer, this vector would be wrong.": "a",
+    "Noise would be as little common within an answer. Look at `within`.": "b",
+    "Without examples there would be no change at all, and half of it is common to prompts with "
+    "the same answer.": "d",
 }
 
 
-TRUTHS = {
-    "beyond_chance": (beyond_chance, BEYOND_CHANCE),
-    "task_vector": (task_vector, TASK_VECTOR),
-    "steered_margin": (steered_margin, STEERED_MARGIN),
-    "smooth": (smooth, SMOOTH),
-    "agreement": (agreement, AGREEMENT),
-    "half_way": (half_way, HALF_WAY),
-    "later_by": (later_by, LATER_BY),
-    "order": ("b", ORDER),
-    "common_share": (common_share, COMMON_SHARE),
-    "together": (0.0, TOGETHER),
-    "within": (0.54, WITHIN),
-    "reason": ("b", REASON),
+def other_vectors(vector, count, generator, along=0.0, scale=lambda vector: vector.norm()):
+    """Vectors as long as a task vector, at a right angle to it, anywhere else."""
+    drawn, unit = torch.randn(count, len(vector), generator=generator).to(vector), _unit(vector)
+    drawn = drawn - (1 - along) * (drawn @ unit)[:, None] * unit
+    return _unit(drawn) * scale(vector)
+
+
+def _unit(x):
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def _sparse(vector, count, generator):
+    drawn = other_vectors(vector, count, generator)
+    return _unit(drawn.abs() - (drawn.abs() @ _unit(vector))[:, None] * _unit(vector)) * (
+        vector.norm()
+    )
+
+
+OTHER_VECTORS = {
+    "The vectors are not as long as the task vector.": {"scale": lambda vector: 1.0},
+    "There is something of the task vector in them: take it out first.": {"along": 1.0},
+    "Not all directions that are left have the same chance.": _sparse,
+    "Take random numbers from `generator`, and from nothing else.": lambda vector, count, _: (
+        other_vectors(vector, count, None)
+    ),
 }

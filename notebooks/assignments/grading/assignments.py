@@ -1,9 +1,8 @@
 """From each solved master: the student's copy, the autograder, the instructor's copy.
 
 ``otter assign`` derives them and refuses a master whose solution fails its own tests. Beforehand
-two things are put in: the public checks, and a paragraph that a person grades. A student's copy
-carries the code of the checks, the upper part of the homework's table, and the values that the
-solutions and mistakes give on the public input.
+the public checks are put in: a student's copy carries the code of the checks, the upper part of the
+homework's table, and the values that the solutions and mistakes give on the public input.
 """
 
 import base64
@@ -28,14 +27,6 @@ from iclutils.files import read_json, write_json
 from iclutils.progress import bar
 
 SIGN = "made.json"  # written last: what the folder was made of
-PARAGRAPH = """\
-## In your own words
-
-*4 points · graded by hand · 20 minutes*
-
-One paragraph, without code: which result of this homework would have changed your mind, and about
-what? Say what you measured, on what, and what the number does not rule out.
-"""
 CARRY = """\
 # @title The public checks of this homework: run this cell, it need not be read.
 import base64, json, sys, types, zlib
@@ -123,26 +114,16 @@ def _digest(master: Path) -> str:
 
 
 def _prepared(master: Path, name: str) -> dict[str, Any]:
-    """The master with what is put into every homework."""
+    """The master with the files that otter grades with, and the public checks after the set-up."""
     notebook = read_json(master)
     cells = notebook["cells"]
     files = f"\nautograder_files: [{name}.py, checks.py]"
     cells[0]["source"] = "".join(cells[0]["source"]).rstrip() + files
     at = next(i for i, cell in enumerate(cells) if "set-up" in cell["metadata"].get("tags", []))
     hidden = {"tags": ["checks"], "jupyter": {"source_hidden": True}, "cellView": "form"}
-    cells.insert(at + 1, _cell("checks", "code", carried(name), hidden))
-    hand = [
-        *(("raw", "# BEGIN QUESTION\nname: paragraph\nmanual: true\npoints: 4"),),
-        *(("markdown", PARAGRAPH), ("raw", "# BEGIN SOLUTION"), ("markdown", "See the chapter.")),
-        *(("raw", "# END SOLUTION"), ("raw", "# END QUESTION")),
-    ]
-    cells += [_cell(f"by-hand-{i}", kind, text) for i, (kind, text) in enumerate(hand)]
+    about = {"id": "checks", "cell_type": "code", "metadata": hidden, "outputs": []}
+    cells.insert(at + 1, about | {"execution_count": None, "source": carried(name)})
     return dict(notebook)
-
-
-def _cell(name: str, kind: str, text: str, about: dict[str, Any] | None = None) -> dict[str, Any]:
-    code: dict[str, Any] = {"outputs": [], "execution_count": None} if kind == "code" else {}
-    return {"id": name, "cell_type": kind, "metadata": about or {}, "source": text} | code
 
 
 def _questions(cells: list[dict[str, Any]]) -> dict[str, Any]:

@@ -132,6 +132,7 @@ def _row(each: "Grade", entries: Entries, points: dict[str, float]) -> Row:
     sums = (total, possible, 100 * total / possible) if scores else ("", "", "")
     return {
         **{"name": _plain(each.name), "student": _plain(student(each.name))},
+        **{"signed": _plain(each.signed)},
         **{"status": each.status, "confined": each.confined},
         **{q: _number(scores.get(q, "")) for q in points},
         **dict(zip(("total", "possible", "percent"), map(_number, sums), strict=True)),

@@ -8,6 +8,7 @@ stays until the submission, the homework or the bounds change.
 
 import ast
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -16,11 +17,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 
 import checks
-from checks import HIDDEN, PUBLIC, Expected, Mistake
+from checks import HIDDEN, PUBLIC, Mistake
 from filelock import FileLock, Timeout
 from iclutils.errors import IclError
 from iclutils.files import read_json
@@ -37,6 +38,7 @@ NO_NOTEBOOKS: dict[str, tuple[tuple[str, ...], str]] = {  # how they begin, and 
     "a PDF": (("%pdf",), SAVE),
 }
 LONGEST = 20 * 2**20  # bytes of a notebook
+JUDGING = Lock()  # what is right for one student is worked out by one thread
 RUNS = 10  # of one submission, each without a step that ended the last
 INSTALLATION = re.compile(
     r"^([ \t]*)[!%][ \t]*(?:\S*python\S*[ \t]+-m[ \t]+)?(?:pip3?|conda|mamba|uv[ \t]+pip)[ \t]+"
@@ -60,6 +62,7 @@ class Grade:
     notes: dict[str, str] = field(default_factory=dict)  # by question; "" is the whole of it
     written: dict[str, str] = field(default_factory=dict)  # what a person grades, by question
     confined: str = ""  # by what
+    signed: str = ""  # the name in the first cell
     digest: str = ""  # of the file
 
     @property
@@ -70,12 +73,11 @@ class Grade:
 
 @dataclass(frozen=True)
 class Job:
-    """What all submissions of one call share: the homework, what is expected of each part by
-    question and seed (the judge alone has it), what students got, and where and how it is run."""
+    """What all submissions of one call share: the homework, what students got, and where and how it
+    is run."""
 
     made: Assignment
     asked: dict[str, checks.Question]
-    expected: dict[tuple[str, int], list[Expected | None]]
     student: dict[str, Any]
     where: tuple[str, str]
     limits: Limits
@@ -130,9 +132,9 @@ def _grade_new(
         return
     where = (UNCONFINED, "") if unconfined else confine.sandbox()
     asked = checks.questions(made.name)
-    expected = {(name, seed): checks.expected(made.name, name, seed)
-                for name in asked for seed in (*PUBLIC, *HIDDEN)}  # fmt: skip
-    job = Job(made, asked, expected, read_json(made.student), where, limits, Event())
+    for name, seed in itertools.product(asked, (*PUBLIC, *HIDDEN)):
+        checks.expected(made.name, name, seed)  # made once, before there are threads
+    job = Job(made, asked, read_json(made.student), where, limits, Event())
 
     def store(path: Path) -> None:
         result = _grade(path, job)
@@ -252,14 +254,14 @@ def _judge_notebook(notebook: dict[str, Any], job: Job) -> Grade:
     told = [each for each in end.facts if {"cell", "error"} <= each.keys()]
     errors = {f"cell {each['cell']}"[:99]: str(each["error"])[:300] for each in told} | skip
     answers = {str(each["question"]): each for each in end.facts if "question" in each}
-    scores = {}
+    scores, student = {}, str((end.values("student") or [""])[-1])[:200]
     for question in job.asked:
         values = skip.get(question) or answers.get(question, {}).get("values")
-        scores[question], note = _judge(question, values, job)
+        scores[question], note = _judge(question, values, student, job)
         if scores[question] < job.made.points[question]:
             note = _own_error(question, job, code, errors, note) or note
             notes[question] = "; ".join(filter(None, [note, notes.get(question)]))
-    return Grade("", "graded", scores, notes, written)
+    return Grade("", "graded", scores, notes, written, signed=student)
 
 
 def _code(texts: list[tuple[str, str]], job: Job) -> tuple[list[str], dict[str, str]]:
@@ -317,7 +319,7 @@ def _run(plan: dict[str, Any], job: Job) -> tuple[dict[str, str], End]:
     return skip, end
 
 
-def _judge(question: str, values: Any, job: Job) -> tuple[float, str]:
+def _judge(question: str, values: Any, student: str, job: Job) -> tuple[float, str]:
     """The points of a question, half for each kind of check, and the first mistake."""
     if not isinstance(values, dict):
         return 0.0, values if isinstance(values, str) else "its answers were not written down"
@@ -325,11 +327,13 @@ def _judge(question: str, values: Any, job: Job) -> tuple[float, str]:
     for seeds in (PUBLIC, HIDDEN):
         try:
             for seed in seeds:
-                parts = job.asked[question], job.expected[question, seed]
-                for value, part, expected in zip(values[str(seed)], *parts, strict=True):
+                with JUDGING:
+                    right = checks.expected(job.made.name, question, seed, student)
+                parts = zip(values[str(seed)], job.asked[question], right, strict=True)
+                for value, part, expected in parts:
                     if "mistake" in value:
                         raise Mistake(str(value["mistake"])[:300])
-                    part.judge(value["value"], expected)
+                    part.judge(value["value"], expected, student)
             score += job.made.points[question] / 2
         except Mistake as mistake:
             first = first or str(mistake)

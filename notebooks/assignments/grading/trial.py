@@ -11,7 +11,7 @@ from iclutils.files import read_json
 from . import assignments, reports, submissions
 from .confine import Limits
 
-HOMEWORK, ANSWER = "hw05", "def dual_parts"
+HOMEWORK, ANSWER = "hw05", "def part_and_change"
 PARAGRAPH = "I would have changed my mind if an untrained head did the same on shuffled values."
 Cells = list[dict[str, Any]]
 
@@ -38,7 +38,7 @@ def _import(cells: Cells) -> None:
 EDITS: dict[str, Callable[[Cells], Any]] = {
     "Ada, all right": _append("markdown", PARAGRAPH),
     "Bo, a typical mistake": _answer(
-        after="\n\nright = dual_parts\ndual_parts = lambda *x: right(*x).flip(0)"
+        after="\n\nright = part_and_change\npart_and_change = lambda *x: right(*x).flip(0)"
     ),
     "Chi, nothing written": _answer(text=f"{ANSWER}(query, keys, values, demos):\n    ..."),
     "Dov, paragraph as code": _append("code", PARAGRAPH),
@@ -71,7 +71,7 @@ def run(build: Path, jobs: int, unconfined: bool) -> str:
     path = submissions.grade(build, folder, HOMEWORK, limits, jobs, unconfined)
     by_hand, page = path.parents[1] / "by_hand.csv", "Bo, a typical mistake.ipynb.md"
     shown = {
-        f"The table, {path}:": _columns(path, "student status confined q1 q2 q3 total message"),
+        f"The table, {path}:": _columns(path, "student status confined q1 q2 q3 q4 total message"),
         f"Enter points for the paragraphs in {by_hand}:": _columns(by_hand, "student of written"),
         "Feedback for Bo:": (path.parent / "feedback" / page).read_text(encoding="utf-8"),
         "The gradebook:": _columns(reports.gradebook(build / "grades"), f"student {HOMEWORK}"),
