@@ -23,12 +23,14 @@ class Reader:
         self.tab, self.site = tab, site
         tab.set_default_timeout(1000 * PATIENCE)  # navigation too
         self.left: list[str] = []
+        self.loads: list[str] = []
         self.errors: list[str] = []
         tab.on("request", lambda request: self._note(request.url))
         tab.on("pageerror", lambda error: self.errors.append(str(error)))
         tab.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
 
     def _note(self, url):
+        self.loads.append(url)
         if not url.startswith(("file:", "data:", "blob:")):
             self.left.append(url)
 

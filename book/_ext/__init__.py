@@ -44,17 +44,17 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     equations.connect(app)
     app.connect("env-get-updated", figures.count_by_page, priority=600)
     app.connect("builder-inited", lambda _: markdown.read_results.cache_clear())
+    app.connect("builder-inited", live.copy_scripts)
     app.connect("html-page-context", live.load_scripts)
-    app.connect("build-finished", _write_scripts)
+    app.connect("build-finished", live.write_weights)
+    app.connect("build-finished", _leave_out_icons)
     if silent := app.extensions.get("sphinx_multitoc_numbering"):
         silent.parallel_read_safe = True  # it numbers pages after all are read, and does not say so
     return {"version": metadata.version("iclutils"), "parallel_read_safe": True}
 
 
-def _write_scripts(app: Sphinx, exception: Exception | None) -> None:
-    if exception is None and app.builder.format == "html":
-        static = Path(app.outdir, "_static")
-        if (icons := static / "scripts/fontawesome.js").is_file():
-            icons.write_text("")  # the theme's style sheet draws the same icons
-        if (static / "live").is_dir():  # the book has such figures
-            live.write(static)
+def _leave_out_icons(app: Sphinx, exception: Exception | None) -> None:
+    """Empty the theme's script of icons: its style sheet draws the same."""
+    icons = Path(app.outdir, "_static/scripts/fontawesome.js")
+    if exception is None and icons.is_file():
+        icons.write_text("")

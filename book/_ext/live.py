@@ -1,14 +1,15 @@
-"""Models that run in the page: figures of ``book/_static/live``, and the weights they load.
+"""Models that run in the page: figures of ``iclutils/plots/live``, and the weights they load.
 
 A figure stands on its page as a still picture with its caption, which stays where scripts are off
-and in print. Its script puts a button there; who presses it gets the weights, as scripts since a
-page on disk may not read files, and the controls.
+and in print. Its script adds a bet and controls; once the reader acts, it loads the weights, as
+scripts since a page on disk may not read files.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ from sphinx.util.docutils import SphinxDirective
 from iclutils import claims, zoo
 from iclutils.errors import unknown
 from iclutils.files import read_json
+from iclutils.plots import live as scripts
 from iclutils.tasks import topics
 
-SCRIPTS = ("transformer", "numbers", "live")  # then the figure's own
+COMMON = ("transformer", "numbers", "live")  # then the figure's own
 # What each figure may load: scripts of weights, and in each the models, with their training steps.
 Parts = list[tuple[str, int]] | str  # or the claim of the tier `real` that has kept a record
 FIGURES: dict[str, dict[str, Parts]] = {
@@ -39,10 +41,6 @@ FIGURES: dict[str, dict[str, Parts]] = {
     "edges": {"anchors-3": [("anchors-3", 3000)]},
     "lenses": {"lenses": "07.way_decides"},
 }
-NAMES = {  # of GPT-2's parts, in Hugging Face's files and in the scripts
-    **{"transformer.": "", "h.": "blocks.", "ln_1": "norm_1", "ln_2": "norm_2", "ln_f": "norm"},
-    **{"attn.c_attn": "qkv", "attn.c_proj": "out", "mlp.c_fc": "up", "mlp.c_proj": "down"},
-}
 
 
 class Live(SphinxDirective):
@@ -55,12 +53,12 @@ class Live(SphinxDirective):
         name = self.arguments[0]
         if name not in FIGURES:
             raise self.error(str(unknown("live figure", name, list(FIGURES))))
-        static = Path(self.env.app.confdir, self.config.html_static_path[0])
-        path = static / f"live/stills/{name}.html"
+        path = scripts.FOLDER / f"stills/{name}.html"
         self.env.note_dependency(str(path))
         still = path.read_text(encoding="utf-8")
         figure = nodes.container("", nodes.raw("", still, format="html"), classes=["live-figure"])
         figure["ids"], figure["figure"] = [f"live-{name}"], name
+        self.env.metadata[self.env.docname].setdefault("live", []).append(name)
         self.state.nested_parse(self.content, self.content_offset, figure)
         return [figure]
 
@@ -70,15 +68,26 @@ def load_scripts(app: Sphinx, page: str, template: str, context: Any, doctree: A
     every = doctree.findall(nodes.container) if doctree else ()
     if figures := [node["figure"] for node in every if "figure" in node]:
         app.add_css_file("live/live.css")
-        for script in dict.fromkeys((*SCRIPTS, *figures)):
-            app.add_js_file(f"live/{script}.js", loading_method="defer")
+        for name in dict.fromkeys((*COMMON, *figures)):
+            app.add_js_file(f"live/{name}.js", loading_method="defer")
 
 
-def write(static: Path) -> None:
-    """Write scripts that hand over the weights of all figures into the folder of static files."""
-    folder = static / "live/weights"
-    folder.mkdir(parents=True, exist_ok=True)
-    for key, parts in (pair for figure in FIGURES.values() for pair in figure.items()):
+def copy_scripts(app: Sphinx) -> None:
+    """Copy the scripts of the figures into the static files, before pages name them."""
+    if app.builder.format == "html":
+        only = shutil.ignore_patterns("*.py", "__*", "notebook.js")
+        out = Path(app.outdir, "_static/live")
+        shutil.copytree(scripts.FOLDER, out, dirs_exist_ok=True, ignore=only)
+
+
+def write_weights(app: Sphinx, exception: Exception | None) -> None:
+    """Write scripts that hand over the weights of the figures that stand on some page."""
+    figures = {name for about in app.env.metadata.values() for name in about.get("live", ())}
+    if exception or app.builder.format != "html" or not figures:
+        return
+    folder = Path(app.outdir, "_static/live/weights")
+    folder.mkdir(exist_ok=True)
+    for key, parts in (pair for name in sorted(figures) for pair in FIGURES[name].items()):
         if isinstance(parts, str):
             results = claims.read_results(claims.result_folders()[0], name=parts)
             models = [results["real", parts].detail["record"]]
@@ -95,8 +104,7 @@ def _packed(name: str, step: int) -> dict[str, Any]:
     config, tensors = read_json(folder / "config.json"), load_file(folder / "model.safetensors")
     if config["model_type"] == "gpt2":
         sizes = {"width": config["n_embd"], "heads": config["n_head"], "pos": config["n_positions"]}
-        for old, new in NAMES.items():
-            tensors = {full.replace(old, new): weight for full, weight in tensors.items()}
+        tensors = scripts.gpt2_weights(tensors)
         if config["vocab_size"] == topics.VOCAB:
             sizes["words"] = topics.NAMES
     else:  # networks side by side: the first

@@ -29,14 +29,21 @@
     title: "A layer behind an MLP fits curves: drag the points",
     first,
     needs: () => ["lsa-waves"],
+    bet: {
+      asks: "The layer follows the wave that fits the points best; a straight line cannot. Now make all labels five times as large. Which is then nearer to the new best wave?",
+      choices: ["still the layer", "the straight line"],
+      deed: "Now move “Labels times” to 5.",
+      answer: (s, m) => (s.scale === 5
+        ? [Number(m.nearer > m.farther), `At five times the labels the layer is ${m.nearer.toFixed(2)} from the best wave, and the line ${m.farther.toFixed(2)}. ${m.nearer > m.farther ? "The layer fits waves of the size that it was trained on." : ""}`] : null),
+    },
     fields(state) {
       const i = state.point;
       return [
-        { kind: "range", name: "rate", label: "Descent on x: rate η", min: 0, max: 0.3, step: 0.01, said: (v) => Number(v).toFixed(2) },
+        { kind: "range", more: true, name: "rate", label: "Descent on x: rate η", min: 0, max: 0.3, step: 0.01, said: (v) => Number(v).toFixed(2) },
         { kind: "range", name: "scale", label: "Labels times", min: 0.5, max: 5, step: 0.5, said: String },
-        { kind: "radios", name: "point", label: "Point to move (or drag it)", options: X.map((_, k) => [String(k + 1), `${k + 1}`]) },
-        { kind: "range", name: `x${i}`, label: `Point ${i}: x`, min: -EDGE, max: EDGE, step: 0.1, said: signed },
-        { kind: "range", name: `y${i}`, label: `Point ${i}: label y`, min: -HIGH, max: HIGH, step: 0.02, said: signed },
+        { kind: "radios", more: true, name: "point", label: "Point to move (or drag it)", options: X.map((_, k) => [String(k + 1), `${k + 1}`]) },
+        { kind: "range", more: true, name: `x${i}`, label: `Point ${i}: x`, min: -EDGE, max: EDGE, step: 0.1, said: signed },
+        { kind: "range", more: true, name: `y${i}`, label: `Point ${i}: label y`, min: -HIGH, max: HIGH, step: 0.02, said: signed },
       ];
     },
     drag: (state, id, x, y) => ({ ...state, point: Number(id),

@@ -91,17 +91,31 @@
 
   Live.figure("edges", {
     title: "Cut the graph: which edges carry the copy?",
-    first: { keep: "strongest", size: 10, off: "", sequence: 1, draw: 1 },
+    first: { keep: "strongest", size: 4, off: "", sequence: 1, draw: 1 },
     needs: () => ["anchors-3"],
+
+    bet: {
+      asks: "The network has 479 edges. What is the smallest number of them, the strongest first, that keeps nine tenths of the copying?",
+      choices: ["about 12", "about 30", "about 200"],
+      deed: "Now move “How many”.",
+      answer(s, m, memory) {
+        if (s.keep !== "strongest" || s.off) return null;
+        const size = m.kept.length;
+        if (m.share < 0.9 && size >= 12 && size > (memory.few?.[0] ?? 0)) memory.few = [size, m.share];
+        if (m.share >= 0.9 && size < (memory.enough?.[0] ?? 41)) memory.enough = [size, m.share];
+        const { few, enough } = memory;
+        return few && enough ? [1, `${enough[0]} edges keep ${percent(enough[1])} of the copying, and ${few[0]} keep ${percent(few[1])}.`] : null;
+      },
+    },
 
     fields(state) {
       const size = { kind: "range", name: "size", label: "How many", min: 0, max: MOST, said: String };
       const draw = { kind: "range", name: "draw", label: "Draw", min: 1, max: 20, said: String };
       return [
-        { kind: "select", name: "keep", label: "Keep", options: [["strongest", "the strongest edges"], ["random", "random edges, same layers"], [WHOLE, "all edges"]] },
+        { kind: "radios", name: "keep", label: "Keep", options: [["strongest", "the strongest edges"], ["random", "random edges, same layers"], [WHOLE, "all edges"]] },
         ...(state.keep === WHOLE ? [] : [size]), ...(state.keep === "random" ? [draw] : []),
-        { kind: "range", name: "sequence", label: "Sequence", min: 1, max: FIRST.length, said: String },
-        { kind: "checks", name: "off", label: "Cut as well, of the twelve strongest", options: RANKED.slice(0, LISTED).map((edge, i) => [String(i + 1), words(edge)]) },
+        { kind: "range", more: true, name: "sequence", label: "Sequence", min: 1, max: FIRST.length, said: String },
+        { kind: "checks", more: true, name: "off", label: "Cut as well, of the twelve strongest", options: RANKED.slice(0, LISTED).map((edge, i) => [String(i + 1), words(edge)]) },
       ];
     },
 

@@ -1,20 +1,24 @@
-// What all live figures share: weights loaded on demand, controls, the state in the address.
+// What all live figures share: weights loaded on demand, controls, a bet, the state in the address.
 //
-// A figure's script calls Live.figure(name, {first, needs, fields, draw, ..}):
+// A figure's script calls Live.figure(name, {title, first, needs, fields, draw, ..}):
 //   first           the state at the start: an object of strings and numbers
 //   needs(state)    the scripts of weights that it takes: ["detour"]
-//   fields(state)   its controls; see `controls` below
-//   draw(state, nets)  -> {numbers: [[name, value, note]], view, said, ..}: what stays in sight, the
+//   fields(state)   its controls; see `control` below. Those with `more: true` stand under *More*.
+//   draw(state, nets)  -> {numbers: [[name, value, note]], view, said, ..}: three numbers, the
 //                   picture as HTML, and a sentence for those who listen; nets holds the networks
-//                   of the scripts, in their order
-//   tasks           optional: [{text, seen: [(state, drawn, last) -> whether], found(state, drawn)}]: what
-//                   is to be seen, in any order, and what that says, in words; last is {state, drawn}
-//                   as they were before
-//   button          optional: what the button says that starts it
+//                   of the scripts, in their order. Optional: more, a further picture under *More*
+//   bet             optional: {asks, choices: [text], deed, answer(state, drawn, memory, choice)}: a
+//                   question, what to do to find out, and, once the reader's own deeds have answered
+//                   it, [index of the right choice, what they showed]; [null, text] where they only
+//                   refute the choice; null before. memory is an object for what was seen earlier
+//   tasks           optional: [{text, seen: [(state, drawn, last) -> whether], found(state, drawn)}]:
+//                   more to see, in any order, and what that says; last is {state, drawn} as before
 //   change(state)   optional -> state, once something has changed it
 //   drag(state, id, x, y)  optional -> state: what it means to drag [data-drag=id] to there
-// On the page the figure is the element #live-NAME, with .live-numbers and a .live-view that hold
-// the still, which is the first state as this script has drawn it (tests/pages/test_live.py).
+// On a page the figure is the element #live-NAME with a .live-view and .live-numbers, which hold the
+// still: the first state as this script has drawn it (tests/pages/test_live.py). Weights are read
+// when the reader first acts. In a notebook Live.open(element, name, given) makes it for a network
+// that a cell hands over (iclutils/plots/live.py).
 const Live = (() => {
   const own = document.currentScript;
   const weights = {}, loading = {};
@@ -33,8 +37,12 @@ const Live = (() => {
   function decode(part) {
     const { name, step, config, dtype, tensors, data } = part;
     if (!tensors) return part; // a record of a run: no weights
-    const text = atob(data), bytes = new Uint8Array(text.length);
-    for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
+    let bytes = data; // in a notebook
+    if (typeof data === "string") {
+      const text = atob(data);
+      bytes = new Uint8Array(text.length);
+      for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
+    }
     const numbers = dtype === "f2" ? Float32Array.from(new Uint16Array(bytes.buffer), half)
       : new Float32Array(bytes.buffer);
     const found = {};
@@ -102,7 +110,7 @@ const Live = (() => {
   //   radios   options, as buttons of which one is pressed
   //   checks   options, of which some: the state holds their values with blanks between
   //   actions  options: [[label, (state) => state]]
-  // -> {element, set(state)}
+  // and optional: more, class. -> {element, set(state)}
   let count = 0;
   function control(field, get, change) {
     const { kind, name, label, options = [] } = field, id = `live-${++count}`;
@@ -153,7 +161,7 @@ const Live = (() => {
   }
 
   // What differs from the first state, as a part of the address: #live-step?rate=2;live-waves?scale=3
-  const parts = () => location.hash.slice(1).split(";").filter((part) => part.startsWith("live-"));
+  const addressed = () => location.hash.slice(1).split(";").filter((part) => part.startsWith("live-"));
   const placeOf = (part) => part.split("?")[0];
   function written(name, first, state) {
     const query = new URLSearchParams();
@@ -162,10 +170,10 @@ const Live = (() => {
     return `live-${name}${query.size ? `?${query}` : ""}`;
   }
   function readFrom(name, first) {
-    const query = parts().find((part) => placeOf(part) === `live-${name}`)?.split("?")[1];
-    if (query === undefined) return null;
+    const part = addressed().find((part) => placeOf(part) === `live-${name}`);
+    if (part === undefined) return null;
     const state = { ...first };
-    for (const [key, value] of new URLSearchParams(query))
+    for (const [key, value] of new URLSearchParams(part.split("?")[1] ?? ""))
       if (key in first) state[key] = typeof first[key] === "number" ? Number(value) || 0 : value;
     return state;
   }
@@ -190,23 +198,76 @@ const Live = (() => {
   const told = (numbers) => numbers.map(([name, value, note]) =>
     `<div><dt>${name}</dt><dd><b>${value}</b> <small>${note}</small></dd></div>`).join("");
 
-  function start(name, figure, root, view, state) {
-    const form = make("form", { class: "live-controls", submit: (event) => event.preventDefault(),
-      "aria-label": "What the figure shows" });
-    const status = make("p", { class: "live-status", role: "status" }, "Reading …");
+  // Children of an element, touching only those that differ, so that the focus stays
+  function arrange(parent, children) {
+    for (const child of [...parent.children]) if (!children.includes(child)) child.remove();
+    children.forEach((child, i) => parent.children[i] !== child && parent.insertBefore(child, parent.children[i] ?? null));
+  }
+
+  // Choices to press, and later whether the choice was right
+  //   -> {element, see(state, drawn), clear()}
+  function bet({ asks, choices, deed, answer }, announce) {
+    let choice = null, memory = {}, done = false, latest = null;
+    const told = make("p", { class: "live-told" });
+    const buttons = choices.map((text, i) => make("button", { type: "button", "aria-pressed": "false", click: () => {
+      if (done) return;
+      choice = i;
+      buttons.forEach((button, k) => button.setAttribute("aria-pressed", String(k === i)));
+      told.textContent = `You bet on “${text}”. ${deed}`;
+      if (latest) see(...latest); // where the reader has seen it before
+    } }, text));
+    function see(state, drawn) {
+      latest = [state, drawn];
+      const [right, text] = (!done && answer(state, drawn, memory, choice)) || [];
+      if (text === undefined) return;
+      const verdict = choice === null ? "" : choice === right ? "Your bet was right. " : "Your bet was wrong. ";
+      told.textContent = verdict + text;
+      announce(told.textContent);
+      if (right === null) return;
+      done = true;
+      buttons.forEach((button, i) => {
+        button.disabled = true;
+        button.classList.toggle("live-right", i === right);
+        button.classList.toggle("live-wrong", i === choice && i !== right);
+      });
+    }
+    function clear() {
+      [choice, memory, done, latest, told.textContent] = [null, {}, false, null, ""];
+      for (const button of buttons) {
+        button.disabled = false;
+        button.classList.remove("live-right", "live-wrong");
+        button.setAttribute("aria-pressed", "false");
+      }
+    }
+    const element = make("fieldset", { class: "live-bet" }, make("legend", {}, make("b", {}, "Your bet. "), asks), ...buttons, told);
+    return { element, see, clear };
+  }
+
+  // Make a figure of an element that has a view and numbers; parts: networks that are at hand
+  // -> {change(state, linked), go}
+  function start(name, figure, root, parts) {
+    const view = root.querySelector(".live-view"), figures = root.querySelector(".live-numbers");
+    const front = make("div", { class: "live-controls" }), back = make("div", { class: "live-controls" }), detail = make("div", { class: "live-detail" });
+    const status = make("p", { class: "live-status", role: "status" });
+    const news = make("p", { class: "live-news", role: "status" }); // in sight wherever the reader is
     const tasks = (figure.tasks ?? []).map((task) => {
       const told = make("strong", { class: "live-found" });
       return { ...task, told, item: make("li", {}, task.text, " ", told), met: new Set(), holds: [] };
     });
     const list = make("ol", { class: "live-tasks", "aria-label": "Things to find" }, ...tasks.map(({ item }) => item));
-    const news = make("p", { class: "live-news", role: "status" }); // in sight wherever the reader is
-    let shown = [], waiting = 0, telling = 0, turn = 0;
+    const more = make("details", { class: "live-more" }, make("summary", {}, tasks.length ? "More to change, more to find" : "More"), back, detail,
+      ...(tasks.length ? [make("p", { class: "live-head" }, "Can you find it?"), list] : []));
+    const wager = figure.bet && bet(figure.bet, (text) => (news.textContent = text));
+    const form = make("form", { class: "live-form", submit: (event) => event.preventDefault(), "aria-label": "What the figure shows" }, front, more);
+    let state = { ...figure.first }, shown = new Map(), waiting = 0, telling = 0, turn = 0;
     let own = false, refused = "", last = null, fresh = null;
     const get = () => state;
 
-    const reset = control({ kind: "actions", options: [["Reset", () => ({ ...figure.first })]] }, get, change);
-    reset.element.append(make("button", { type: "button", click: copy }, "Copy link"));
-    form.append(reset.element);
+    const reset = control({ kind: "actions", options: [["Reset", () => ({ ...figure.first })]] }, get, (next) => {
+      wager?.clear();
+      change(next);
+    });
+    if (!parts) reset.element.append(make("button", { type: "button", click: copy }, "Copy link"));
 
     async function copy() {
       const link = new URL(`#${written(name, figure.first, state)}`, location.href).href;
@@ -216,21 +277,17 @@ const Live = (() => {
 
     // Controls whose description has changed are made anew; the others keep the focus.
     function controls() {
-      const made = figure.fields(state).map((field, i) => {
-        const key = JSON.stringify(field), old = shown[i];
-        return old?.key === key ? old : { key, ...control(field, get, change) };
-      });
-      if (made.length !== shown.length || made.some((one, i) => one !== shown[i])) {
-        const focus = document.activeElement?.id;
-        made.forEach((one, i) => {
-          if (one !== shown[i] && shown[i]) shown[i].element.replaceWith(one.element);
-          else if (!shown[i]) reset.element.before(one.element);
-        });
-        for (const gone of shown.slice(made.length)) gone.element.remove();
-        if (focus) document.getElementById(focus)?.focus();
+      const focus = document.activeElement?.id, places = [[], []], now = new Map();
+      for (const field of figure.fields(state)) {
+        const key = JSON.stringify(field), one = shown.get(key) ?? control(field, get, change);
+        now.set(key, one);
+        places[Number(field.more ?? false)].push(one.element);
       }
-      shown = made;
-      for (const one of shown) one.set(state);
+      shown = now;
+      arrange(front, places[0]);
+      arrange(back, [...places[1], reset.element]);
+      if (focus && document.activeElement?.id !== focus) document.getElementById(focus)?.focus();
+      for (const one of shown.values()) one.set(state);
     }
 
     // A thing is seen once a change of the reader's own, not the address, has brought it about.
@@ -248,24 +305,31 @@ const Live = (() => {
         task.told.textContent = whole ? `Found: ${task.found(state, drawn)}` : `Seen: ${task.met.size} of ${holds.length}.`;
         [fresh, news.textContent] = [task, task.told.textContent];
       }
+      if (own) wager?.see(state, drawn);
       last = { state, drawn };
+    }
+
+    function record() { // in the address; the figure that was touched last comes first
+      const all = addressed(), here = all.findIndex((part) => placeOf(part) === `live-${name}`);
+      if (here >= 0) all.splice(here, 1);
+      all.splice(own ? 0 : Math.max(0, here), 0, written(name, figure.first, state));
+      history.replaceState(null, "", `#${all.join(";")}`);
     }
 
     async function redraw() {
       waiting = 0;
       const asked = ++turn, began = performance.now();
+      if (!root.classList.contains("live-on")) status.textContent = "The network is being read …";
       try {
-        const nets = (await Promise.all(figure.needs(state).map(load))).flat();
+        const nets = parts ?? (await Promise.all(figure.needs(state).map(load))).flat();
         if (asked !== turn) return; // something newer is on its way
         const drawn = figure.draw(state, nets);
-        root.querySelector(".live-numbers").innerHTML = told(drawn.numbers);
+        figures.innerHTML = told(drawn.numbers);
         view.innerHTML = drawn.view;
+        detail.innerHTML = drawn.more ?? "";
         root.classList.add("live-on");
         judge(drawn);
-        const all = parts(), here = all.findIndex((part) => placeOf(part) === `live-${name}`);
-        if (here >= 0) all.splice(here, 1);
-        all.splice(own ? 0 : Math.max(0, here), 0, written(name, figure.first, state)); // the last touched first
-        history.replaceState(null, "", `#${all.join(";")}`);
+        if (!parts) record();
         clearTimeout(telling);
         telling = setTimeout(() => (status.textContent = drawn.said), 300);
         root.dataset.ms = Math.round(performance.now() - began);
@@ -317,38 +381,36 @@ const Live = (() => {
     });
     root.setAttribute("role", "group");
     root.setAttribute("aria-label", figure.title);
-    view.before(...(figure.tasks ? [make("p", { class: "live-head" }, "Can you find it?"), list] : []), form);
-    view.after(status);
+    figures.after(...(wager ? [wager.element] : []), form, status);
     root.append(news);
-    change(state, true);
+    controls();
     return change;
   }
 
-  const figures = {};
-  function figure(name, made) {
-    figures[name] = made;
-    const root = document.getElementById(`live-${name}`), view = root?.querySelector(".live-view");
-    if (!view) return;
-    let change = null; // once the figure runs
-    const begin = (state) => {
-      button.remove();
-      change = start(name, made, root, view, state);
-    };
-    const says = made.button ?? "Run it here";
-    const button = make("button", { type: "button", class: "live-run", "aria-label": `${says}: ${made.title}`, click: () => {
-      begin({ ...made.first });
-      root.querySelector("input, select, button")?.focus();
-    } }, says);
-    view.after(button);
+  const known = {};
+  // own(part): the definition for a network that a notebook hands over, where there is one
+  function figure(name, definition, own) {
+    known[name] = own;
+    const root = document.getElementById(`live-${name}`);
+    if (!root?.querySelector(".live-view")) return;
+    const change = start(name, definition, root, null);
     const follow = () => { // a link to a state, from elsewhere or in the page
-      const linked = readFrom(name, made.first);
+      const linked = readFrom(name, definition.first);
       if (!linked) return;
-      change ? change(linked, true) : begin(linked);
-      if (placeOf(parts()[0]) === root.id) root.scrollIntoView();
+      change(linked, true);
+      if (placeOf(addressed()[0]) === root.id) root.scrollIntoView();
     };
     addEventListener("hashchange", follow);
     follow();
   }
 
-  return { weights, figures, figure, load, random, normal, shuffled, escaped };
+  // In a notebook: the figure of this name in an empty element, on a part as scripts of weights hold it
+  function open(root, name, given) {
+    const part = decode(given), definition = known[name](part);
+    root.classList.add("live-figure", "live-notebook");
+    root.append(make("div", { class: "live-view" }), make("dl", { class: "live-numbers" }));
+    start(name, definition, root, [part])({ ...definition.first }, true);
+  }
+
+  return { weights, figure, open, load, random, normal, shuffled, escaped };
 })();

@@ -38,15 +38,22 @@
     title: "One layer is one step: the loss over the rate, and a layer in training",
     first: { rate: 2, at: 0 },
     needs: () => ["lsa-1"],
+    bet: {
+      asks: "We train a layer of linear attention on the same task. Where does its loss end, compared with the best step of gradient descent?",
+      choices: ["above it", "at the same loss", "below it"],
+      deed: "Now move “The layer” to the end of its training.",
+      answer: (s, m) => (Number(s.at) === 9
+        ? [1, `After training the layer has loss ${m.last.loss.toFixed(3)}, and the best step ${m.best.toFixed(3)}. The layer acts like a step of rate ${rounded(m.last.rate)}; the best rate is ${BEST.toFixed(1)}.`] : null),
+    },
     fields: () => [
-      { kind: "range", name: "rate", label: "Your step: rate η", min: 0, max: MOST, step: 0.1, said: (v) => Number(v).toFixed(1) },
-      { kind: "range", name: "at", label: "The layer, after training steps", min: 0, max: 9, said: (i) => ["0", "10", "30", "100", "200", "300", "500", "1000", "2000", "3000"][i] },
+      { kind: "range", name: "at", label: "The layer: how long it has trained", min: 0, max: 9, said: (i) => `${["0", "10", "30", "100", "200", "300", "500", "1000", "2000", "3000"][i]} training steps` },
+      { kind: "range", name: "rate", label: "Your step of descent: rate η", min: 0, max: MOST, step: 0.1, said: (v) => Number(v).toFixed(1) },
     ],
 
     draw(state, nets) {
       const mine = lossOf(state.rate), layer = placed(nets[state.at]), last = placed(nets[9]);
       const curve = Array.from({ length: 66 }, (_, i) => `${i ? "L" : "M"}${x((i * MOST) / 65).toFixed(1)} ${y(lossOf((i * MOST) / 65)).toFixed(1)}`).join("");
-      const trail = nets.map((net) => `<circle class="live-grey" cx="${x(placed(net).rate).toFixed(1)}" cy="${y(placed(net).loss).toFixed(1)}" r="2.5"/>`).join("");
+      const trail = nets.slice(0, Number(state.at)).map((net) => `<circle class="live-grey" cx="${x(placed(net).rate).toFixed(1)}" cy="${y(placed(net).loss).toFixed(1)}" r="2.5"/>`).join("");
       const ticks = [0, 2, 4, 6, 8, 10, 12].map((r) => `<text x="${x(r)}" y="${top + height + 18}" text-anchor="middle">${r}</text>`).join("") +
         [0, 0.1, 0.2, 0.3, 0.4, 0.5].map((v) => `<text x="${left - 6}" y="${y(v) + 4}" text-anchor="end">${v.toFixed(1)}</text>`).join("");
       const said = `Your step at rate ${Number(state.rate).toFixed(1)} has loss ${mine.toFixed(3)}. The layer after ${nets[state.at].step} training steps acts like rate ${rounded(layer.rate)} and has loss ${layer.loss.toFixed(3)}; the best step, at rate ${BEST.toFixed(1)}, ${lossOf(BEST).toFixed(3)}.`;
@@ -54,7 +61,7 @@
         `<path class="live-axis" d="M${left} ${top}v${height}h${width}"/>${ticks}<text x="${left + width / 2}" y="${top + height + 36}" text-anchor="middle">rate η of the step</text>` +
         `<path class="live-line live-a" d="${curve}"/><path class="live-axis" stroke-dasharray="3 3" d="M${x(BEST)} ${top}v${height}"/><text x="${x(BEST) + 5}" y="${top + 12}">best rate ${BEST.toFixed(2)}</text>${trail}` +
         `<circle class="live-a" cx="${x(state.rate)}" cy="${y(mine)}" r="7"/><rect class="live-b" x="${(x(layer.rate) - 6).toFixed(1)}" y="${(y(layer.loss) - 6).toFixed(1)}" width="12" height="12"/></svg>` +
-        `<p class="live-note">Line: half the mean squared error of one step from 0, in closed form. Disc: your step. Square: the layer, at the rate that its matrix has on average, with its loss on ${CONTEXTS} contexts; grey: its other checkpoints.</p>`;
+        `<p class="live-note">Line: half the mean squared error of one step from 0, in closed form. Disc: your step. Square: the layer, at the rate that its matrix has on average, with its loss on ${CONTEXTS} contexts; grey: the layer earlier in training.</p>`;
       const numbers = [
         ["your step", mine.toFixed(3), `η = ${Number(state.rate).toFixed(1)}`],
         ["the layer", layer.loss.toFixed(3), `acts like η = ${rounded(layer.rate)}`],
@@ -70,9 +77,9 @@
       { text: "Find another rate than 0 at which a step is no better than answering 0 (loss 0.417), but no worse by 0.01.",
         seen: [(s, m) => s.rate > 1 && m.mine >= lossOf(0) && m.mine < lossOf(0) + 0.01],
         found: (s, m) => `at rate ${Number(s.rate).toFixed(1)}, twice the best one, the loss is ${m.mine.toFixed(3)}: the step goes as far beyond the minimum as the start is before it.` },
-      { text: "When has the layer learnt the step? Find the earliest checkpoint whose loss is within a tenth of the best step's, and look at the one before.",
+      { text: "When has the layer learnt the step? Find the earliest point whose loss is within a tenth of the best step's, and look at the one before.",
         seen: [3, 2].map((at) => (s, m) => Number(s.at) === at && m.layer.loss < 1.1 * m.best === (at === 3)),
-        found: () => "after 100 steps of training, not yet after 30." },
+        found: () => "after 100 training steps, not yet after 30." },
     ],
   });
 }

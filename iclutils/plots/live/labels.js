@@ -87,22 +87,38 @@
     title: "Label words: a prompt to rearrange",
     first,
     needs: () => ["anchors-3"],
+    bet: {
+      asks: "The answer is the label of the text about fish. In the first of four layers, four words may no longer look at what stands before them. For which four words does the answer change?",
+      choices: ["the four label words", "four other words", "either four", "neither"],
+      deed: "Now press both cuts.",
+      answer(s, m, memory) {
+        const same = Object.keys(first).every((name) => ["cut", "show", "layer", "from"].includes(name) || s[name] === first[name]);
+        if (!same || s.cut === "none") return null;
+        memory[s.cut] = `${m.answer} (${Math.max(...m.now).toFixed(2)})`;
+        memory[`${s.cut} changes`] = m.answer !== m.was;
+        const { labels, random } = memory;
+        if (!labels || !random) return null;
+        const [one, other] = [memory["labels changes"], memory["random changes"]];
+        return [one ? (other ? 2 : 0) : other ? 1 : 3, `The whole network answers ${m.was}. With the label words cut off it answers ${labels}, with other words cut off ${random}.`];
+      },
+    },
     fields: (state) => [
+      { kind: "radios", name: "cut", label: "Cut off from all before them", options: [["none", "no words"], ["labels", "the label words"], ["random", "as many other words"]] },
+      { kind: "select", name: "l1", label: "Label of the text about fish", options: LABELS.map((word) => [word, word]) },
       ...[1, 2, 3, 4].flatMap((i) => [
-        { kind: "text", name: `t${i}`, label: `Text ${i}` },
-        { kind: "select", name: `l${i}`, label: `Label word ${i}`, options: [...LABELS, "the", "hail"].map((word) => [word, word === "the" || word === "hail" ? `${word} (never a label in training)` : word]) },
+        { kind: "text", more: true, name: `t${i}`, label: `Text ${i}` },
+        ...(i === 1 ? [] : [{ kind: "select", more: true, name: `l${i}`, label: `Label word ${i}`, options: [...LABELS, "the", "hail"].map((word) => [word, LABELS.includes(word) ? word : `${word} (never a label in training)`]) }]),
       ]),
-      { kind: "text", name: "q", label: "Text without a label" },
-      { kind: "actions", options: [
+      { kind: "text", more: true, name: "q", label: "Text without a label" },
+      { kind: "actions", more: true, options: [
         ["Pass the labels on", (s) => ({ ...s, l1: s.l4, l2: s.l1, l3: s.l2, l4: s.l3 })],
         ["Reverse the order", (s) => ({ ...s, ...Object.fromEntries([1, 2, 3, 4].flatMap((i) => [[`t${i}`, s[`t${5 - i}`]], [`l${i}`, s[`l${5 - i}`]]])) })],
       ] },
-      { kind: "radios", name: "drop", label: "Leave out", options: [["0", "none"], ...[1, 2, 3, 4].map((i) => [String(i), `${i}`])] },
-      { kind: "select", name: "cut", label: "Cut off from all before them", options: [["none", "no words"], ["labels", "the label words"], ["random", "as many random words"]] },
-      { kind: "range", name: "layers", label: "in the first layers", min: 1, max: LAYERS, said: String },
-      { kind: "select", name: "show", label: "Show", options: [["attention", "attention"], ["saliency", "saliency of the answer"]] },
-      { kind: "select", name: "from", label: "Look from", options: [["end", "the end"], ...demos(state).map((i) => [String(i), `label word ${i}`])] },
-      { kind: "range", name: "layer", label: "in layer", min: 0, max: LAYERS - 1, said: String },
+      { kind: "radios", more: true, name: "drop", label: "Leave out", options: [["0", "none"], ...[1, 2, 3, 4].map((i) => [String(i), `${i}`])] },
+      { kind: "range", more: true, name: "layers", label: "Cut in the first layers", min: 1, max: LAYERS, said: String },
+      { kind: "select", more: true, name: "show", label: "Show", options: [["attention", "attention"], ["saliency", "saliency of the answer"]] },
+      { kind: "select", more: true, name: "from", label: "Look from", options: [["end", "the end"], ...demos(state).map((i) => [String(i), `label word ${i}`])] },
+      { kind: "range", more: true, name: "layer", label: "in layer", min: 0, max: LAYERS - 1, said: String },
     ],
 
     draw(state, parts) {
@@ -115,14 +131,15 @@
         : `Blue: what the framed word looks at in layer ${state.layer}, on average over heads.`;
       const unknown = m.unknown.length ? ` The network does not know: ${Live.escaped(m.unknown.join(", "))}.` : "";
       const view = `<p class="live-prompt" aria-hidden="true">${text}</p><p class="live-note">${blue} Underlined: label words.${unknown}</p>` +
-        `<div class="live-row-of">${pairs("Answers: untouched (grey) and now", rows)}${pairs(`${m.salient ? "Share of a layer’s saliency" : "Attention"}: text to label word (above), label words to the end (below)`, flow)}</div>`;
+        pairs("Answers: untouched (grey) and now", rows);
+      const more = `<div class="live-row-of">${pairs(`${m.salient ? "Share of a layer’s saliency" : "Attention"}: text to label word (above), label words to the end (below)`, flow)}</div>`;
       const numbers = [
         ["the answer", m.answer, m.answer === m.was ? "as without a cut" : `without the cut ${m.was}`],
         ["its probability", chance.toFixed(2), `among ${m.names.length} label words`],
-        ["layer 0 gathers", m.into[0].toFixed(2), m.salient ? "of its saliency" : "of a label word's attention"],
+        ["label words gather", m.into[0].toFixed(2), m.salient ? "of layer 0’s saliency" : "of their attention, layer 0"],
       ];
       const said = `The network answers ${m.answer}, ${chance.toFixed(2)}; without a cut ${m.was}. From ${m.words[m.tokens[m.place]]} it looks most at ${m.words[m.tokens[m.look.indexOf(Math.max(...m.look))]]}.${unknown}`;
-      return { numbers, view, said, ...m };
+      return { numbers, view, more, said, ...m };
     },
 
     tasks: [
@@ -132,9 +149,9 @@
           (s, m) => s.l1 !== first.l1 && s.cut === "none" && m.answer !== s.l1 && demos(s).length === DEMOS && !others(s).includes(s.l1),
         ],
         found: (s, m) => `it followed to a label that another text has, not to one that none has: with ${s.l1} the answer is ${m.answer} (${Math.max(...m.now).toFixed(2)}).` },
-      { text: "Cut the label words off in one layer, so that the answer changes. Then cut as many random words: does it change back?",
+      { text: "Cut the label words off in one layer, so that the answer changes. Then cut as many other words: does it change back?",
         seen: [(s, m) => s.cut === "labels" && Number(s.layers) === 1 && m.answer !== m.was, (s, m) => s.cut === "random" && Number(s.layers) === 1 && m.answer === m.was],
-        found: (s, m) => `cut off in one layer, the label words give another answer than ${m.was}; as many random words do not change it.` },
+        found: (s, m) => `cut off in one layer, the label words give another answer than ${m.was}; as many other words do not change it.` },
       { text: "Leave out the text about fish. Where does the answer come from now?",
         seen: [(s, m) => s.cut === "none" && Number(s.drop) === 1 && m.answer !== "Cedar"],
         found: (s, m) => `the answer is ${m.answer} (${Math.max(...m.now).toFixed(2)}), the label of text ${[2, 3, 4].find((i) => s[`l${i}`] === m.answer)}: “${s[`t${[2, 3, 4].find((i) => s[`l${i}`] === m.answer)}`]}”.` },

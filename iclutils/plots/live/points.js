@@ -40,8 +40,10 @@
     const field = Regressor.field(net, xs, ys, grid).map((v) => v / state.scale);
     const other = linear(weights[state.other], grid).map((v) => v / state.scale);
     const best = { ridge: nearest(Algorithms.ridge, RATES), step: nearest(Algorithms.step, RATES) };
+    const root = (list) => Math.sqrt(list.reduce((sum, v) => sum + v * v, 0) / list.length);
+    const grown = (state.scale * root(asked)) / root(Regressor.field(net, xs, ys.map((y) => y / state.scale), drawn));
     const ols = linear(weights.ols, drawn), size = (asked.reduce((sum, v, i) => sum + v * ols[i], 0) * state.scale) / ols.reduce((sum, v) => sum + v * v, 0);
-    return { field, other, away, best, size };
+    return { field, other, away, best, size, grown };
   }
 
   // A field over the plane: blue above 0, brown below, in ten shades each
@@ -68,16 +70,23 @@
     title: "Drag the points: a trained network and the algorithms it is compared with",
     first,
     needs: () => ["regression-d2"],
+    bet: {
+      asks: "Make all labels ten times as large. The answers of least squares then grow ten times. And those of the network?",
+      choices: ["ten times as well", "less than eight times", "more than twelve times"],
+      deed: "Now move “Labels times” to 10.",
+      answer: (s, m) => (s.scale !== 10 ? null
+        : [m.grown < 8 ? 1 : m.grown > 12 ? 2 : 0, `The network's answers grow ${m.grown.toFixed(1)} times; those of least squares grow ten times.`]),
+    },
 
     fields(state) {
-      const i = state.point, coordinate = (name, label, most) => ({ kind: "range", name: `${name}${i}`, label: `Point ${i}: ${label}`, min: -most, max: most, step: 0.05, said: signed });
+      const i = state.point, coordinate = (name, label, most) => ({ kind: "range", more: true, name: `${name}${i}`, label: `Point ${i}: ${label}`, min: -most, max: most, step: 0.05, said: signed });
       return [
-        { kind: "range", name: "count", label: "Pairs", min: 1, max: MOST, said: String },
         { kind: "range", name: "scale", label: "Labels times", min: 1, max: 20, said: String },
-        { kind: "select", name: "other", label: "Compare with", options: Object.entries(NAMES) },
-        { kind: "range", name: "penalty", label: "Ridge: penalty λ", min: 0.05, max: 5, step: 0.05, said: (v) => Number(v).toFixed(2) },
-        { kind: "range", name: "rate", label: "One step: rate η", min: 0.05, max: 2, step: 0.05, said: (v) => Number(v).toFixed(2) },
-        { kind: "radios", name: "point", label: "Point to move (or drag it)", options: Array.from({ length: state.count }, (_, k) => [String(k + 1), `${k + 1}`]) },
+        { kind: "radios", name: "other", label: "Compare with", options: Object.entries(NAMES) },
+        { kind: "range", more: true, name: "count", label: "Pairs", min: 1, max: MOST, said: String },
+        { kind: "range", more: true, name: "penalty", label: "Ridge: penalty λ", min: 0.05, max: 5, step: 0.05, said: (v) => Number(v).toFixed(2) },
+        { kind: "range", more: true, name: "rate", label: "One step: rate η", min: 0.05, max: 2, step: 0.05, said: (v) => Number(v).toFixed(2) },
+        { kind: "radios", more: true, name: "point", label: "Point to move (or drag it)", options: Array.from({ length: state.count }, (_, k) => [String(k + 1), `${k + 1}`]) },
         coordinate("a", "x, across", EDGE), coordinate("b", "x, up", EDGE), coordinate("y", "label y", 4),
       ];
     },
@@ -94,7 +103,7 @@
       const per = state.scale === 1 ? "" : `, divided by ${state.scale}`;
       const view = `<div class="live-row-of live-three">${plane("The network", m.field, state, most)}${plane(NAMES[state.other][0].toUpperCase() + NAMES[state.other].slice(1), m.other, state, most)}` +
         `${plane("The network minus it", gap, state, most)}</div>` +
-        `<p class="live-note">Blue: above 0; brown or amber: below; strongest: ${most.toFixed(1)} or more${per}. White circles: the pairs, with their labels${state.scale === 1 ? "" : ` before they are multiplied by ${state.scale}`}. The numbers above are root mean squares over queries drawn as in training${per}.</p>`;
+        `<p class="live-note">Blue: above 0; brown or amber: below; strongest: ${most.toFixed(1)} or more${per}. White circles: the pairs, with their labels${state.scale === 1 ? "" : ` before they are multiplied by ${state.scale}`}. The numbers are root mean squares over queries drawn as in training${per}.</p>`;
       const settings = { ols: "no penalty", ridge: `λ = ${Number(state.penalty).toFixed(2)}; at best ${m.best.ridge.toFixed(2)}`, step: `η = ${Number(state.rate).toFixed(2)}; at best ${m.best.step.toFixed(2)}` };
       const numbers = Object.entries(NAMES).map(([key, name]) => [`network from ${name}`, m.away[key].toFixed(2), settings[key] + per.replace("divided by", "÷")]);
       const said = `The network is ${rows.map(([key, value]) => `${value.toFixed(2)} from ${NAMES[key]}`).join(", ")}${per}.`;

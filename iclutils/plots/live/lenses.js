@@ -66,8 +66,7 @@
 
   Live.figure("lenses", {
     title: "Which heads carry the answer?",
-    button: "Open the record",
-    first: { prompt: 0, set: NONE, way: "averaged", whose: "marked", head: -1 },
+    first: { prompt: 0, set: NONE, way: "resampled", whose: "marked", head: -1 },
     needs: () => ["lenses"],
     change(state) { // a control is chosen anew where there was none
       const prompt = Number(state.prompt), one = state.set === key(ONE) && !prompt, set = state.set === key(ONE) && prompt ? NONE : state.set;
@@ -75,17 +74,32 @@
       return { ...state, prompt, set, whose: bare ? "marked" : state.whose, head: prompt ? -1 : Math.max(Number(state.head), one ? 0 : -1) };
     },
 
+    bet: {
+      asks: "Seven heads match repeated text and read the examples' answers. We take them away in three ways: resampled, averaged, zeroed. In how many of these ways does “standing” become likelier than “stood”?",
+      choices: ["in none", "in one or two", "in all three"],
+      deed: "Now press “match and read”, then the three ways.",
+      answer(s, m, memory) {
+        if (!m.ours || s.set !== "match-and-read" || m.control) return null;
+        memory[m.way] = m.found;
+        if (WAYS.some((way) => !memory[way])) return null;
+        const lost = WAYS.filter((way) => memory[way][1] < 0).length;
+        const list = (i, digits) => WAYS.map((way) => `${digits(memory[way][i])} ${way}`).join(", ");
+        return [lost ? (lost < 3 ? 1 : 2) : 0, `The margin is ${list(1, signed)}. The probability of ${m.prompt.answers[0]} falls from ${m.whole[0].toFixed(2)} to ${list(0, (p) => p.toFixed(2))}.`];
+      },
+    },
+
     fields(state) {
       const option = (name) => [key(name), name];
       const ours = state.prompt === 0, one = state.set === key(ONE);
+      const sets = ["match and read", "circuit", "anchors"], bare = state.way === "zeroed" || state.set === NONE;
       return [
-        { kind: "range", name: "prompt", label: "Prompt", min: 0, max: MORE, said: (v) => (Number(v) ? `number ${v} of ${MORE} more` : "the chapter's") },
-        { kind: "radios", name: "set", label: "Take away the heads marked by", options: [[NONE, "no lens"], ...LENSES.map(option)] },
-        { kind: "radios", name: "set", label: "or those that match (induction), read (anchors), write (vector)", options: [...DERIVED.map(option), ...(ours ? [[key(ONE), "a single head"]] : [])] },
-        ...(one ? [{ kind: "range", name: "head", label: "Head", min: 0, max: LAYERS * HEADS - 1, said: named }] : [
-          { kind: "radios", name: "way", label: "How they are removed", options: WAYS.map((way) => [way, way]) },
-          ...(state.way === "zeroed" || state.set === NONE ? [] : [{ kind: "radios", name: "whose", label: "Which are removed", options: [["marked", "these heads"], ["others", "a control: as many others of the same layers"]] }]),
-        ]),
+        { kind: "radios", name: "set", label: "Take away the heads", options: [[NONE, "none"], ...sets.map(option)] },
+        ...(one ? [] : [{ kind: "radios", name: "way", label: "How they are removed", options: WAYS.map((way) => [way, way]) }]),
+        ...(one || bare ? [] : [{ kind: "radios", name: "whose", label: "Which are removed", options: [["marked", "these heads"], ["others", "a control: as many others of the same layers"]] }]),
+        { kind: "radios", more: true, name: "set", label: "Heads that another lens marks", options: LENSES.filter((name) => !sets.includes(name)).map(option) },
+        { kind: "radios", more: true, name: "set", label: "Heads that match (induction), read (anchors), write (vector)", options: [...DERIVED.filter((name) => !sets.includes(name)).map(option), ...(ours ? [[key(ONE), "a single head"]] : [])] },
+        ...(one ? [{ kind: "range", more: true, name: "head", label: "Head", min: 0, max: LAYERS * HEADS - 1, said: named }] : []),
+        { kind: "range", more: true, name: "prompt", label: "Prompt", min: 0, max: MORE, said: (v) => (Number(v) ? `number ${v} of ${MORE} more` : "the chapter's") },
       ];
     },
 

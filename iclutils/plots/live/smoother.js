@@ -43,13 +43,28 @@
     title: "A head as a smoother: drag keys and values",
     first,
     needs: () => [],
+    bet: {
+      asks: "The query stands among the keys. Where does example 1 get the largest share of its attention?",
+      choices: ["with its key on the query", "with its key beyond the query, far out", "with its key at the point opposite"],
+      deed: "Now drag key 1 there, and then to the two other places.",
+      answer(s, m, memory) {
+        if (Number(s.sharp) !== first.sharp || KEYS.some(([a, b], i) => i && (s[`a${i + 1}`] !== a || s[`b${i + 1}`] !== b))) return null;
+        const [a, b] = [s.a1, s.b1], [qa, qb] = KEYS[DEMOS], share = Math.round(100 * m.weights[0]);
+        if (Math.hypot(a - qa, b - qb) <= 0.3) memory.on = share;
+        else if (a >= 1.5 && b >= 1) memory.beyond = share;
+        else if (a <= -0.5 && b <= -0.3) memory.opposite = share;
+        const { on, beyond, opposite } = memory;
+        if (on === undefined || beyond === undefined || opposite === undefined) return null;
+        return [1, `On the query example 1 has ${on} %, beyond it ${beyond} %, opposite ${opposite} %. A score is a product of query and key: a longer key in the query's direction gets more.`];
+      },
+    },
 
     fields(state) {
-      const i = state.point, coordinate = (name, label) => ({ kind: "range", name: `${name}${i}`, label, min: -EDGE, max: EDGE, step: 0.05, said: signed });
+      const i = state.point, coordinate = (name, label) => ({ kind: "range", more: true, name: `${name}${i}`, label, min: -EDGE, max: EDGE, step: 0.05, said: signed });
       const key = i === OWN ? "the query, and its own key" : "its key";
       return [
         { kind: "range", name: "sharp", label: "Scores times", min: 0.1, max: 4, step: 0.1, said: (v) => Number(v).toFixed(1) },
-        { kind: "radios", name: "point", label: "Token to move (or drag it)", options: Array.from({ length: OWN }, (_, k) => [String(k + 1), k === DEMOS ? "own" : `${k + 1}`]) },
+        { kind: "radios", more: true, name: "point", label: "Token to move (or drag it)", options: Array.from({ length: OWN }, (_, k) => [String(k + 1), k === DEMOS ? "own" : `${k + 1}`]) },
         coordinate("a", `${key}, across`), coordinate("b", `${key}, up`), coordinate("c", "its value, across"), coordinate("d", "its value, up"),
       ];
     },

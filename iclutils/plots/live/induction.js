@@ -1,0 +1,265 @@
+// Figure 1: the induction pair (notebook 01). Letters in, the next letter out; heads switched off,
+// the path into the keys of induction heads cut, checkpoints of training, two other networks. In a
+// notebook, the same for a network and tokens that a cell hands over.
+{
+  // The ids of the letters: A to P are those of the notebook's example, the others are as good.
+  const EXAMPLE = [275, 492, 263, 150, 111, 225, 391, 439, 259, 307, 300, 45, 12, 438, 28, 253];
+  const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz", BOS = 511;
+  const IDS = [...EXAMPLE];
+  for (let id = 3; IDS.length < LETTERS.length; id += 9) if (!IDS.includes(id)) IDS.push(id);
+  const LETTER = new Map(IDS.map((id, i) => [id, LETTERS[i]]));
+  const MOST = 47, CHECKPOINTS = [0, 600, 850, 1000, 4000];
+  const ROLE = 0.4; // a head counts as a previous-token head above this score, as in the notebook
+
+  const copied = (text) => text + text;
+  const readable = (text) => [...text].filter((c) => LETTERS.includes(c)).slice(0, 2 * MOST);
+  const tokensOf = (text) => [BOS, ...readable(text).map((c) => IDS[LETTERS.indexOf(c)])];
+  const nameOfLetter = (id) => LETTER.get(id) ?? (id === BOS ? "BOS" : "other");
+  const headOf = (text) => text.split(".").map(Number);
+
+  // Mean attention to the place before, over all places but the first: pattern (dest, src)
+  function previousScore(pattern, n) {
+    let sum = 0;
+    for (let q = 1; q < n; q++) sum += pattern[q * n + q - 1];
+    return sum / (n - 1);
+  }
+
+  // Prefix matching: attention to what followed an earlier copy of the token, summed over earlier
+  // copies, mean over the places that have one; NaN where nothing repeats
+  function prefixScore(pattern, tokens) {
+    const n = tokens.length;
+    let sum = 0, places = 0;
+    for (let q = 2; q < n; q++) {
+      const earlier = tokens.map((t, p) => p).filter((p) => p > 0 && p < q && tokens[p] === tokens[q]);
+      if (!earlier.length) continue;
+      places++;
+      for (const p of earlier) sum += pattern[q * n + p + 1];
+    }
+    return places ? sum / places : NaN;
+  }
+
+  // The entries that a repetition announces: the pair of a token and the next has stood before
+  function announced(tokens) {
+    const seen = new Set(), found = [];
+    for (let i = 0; i + 1 < tokens.length; i++) {
+      const pair = `${tokens[i]} ${tokens[i + 1]}`;
+      if (seen.has(pair)) found.push(i);
+      seen.add(pair);
+    }
+    return found;
+  }
+
+  // Another sequence of the same length, which repeats where this one's half would: what a head
+  // writes there says something plausible and wrong
+  function another(tokens) {
+    const half = Math.max(1, Math.ceil((tokens.length - 1) / 2));
+    const own = new Set(tokens), uniform = Live.random(7);
+    const free = Array.from({ length: 511 }, (_, id) => id).filter((id) => !own.has(id));
+    const drawn = Live.shuffled(free, uniform);
+    return tokens.map((_, i) => (i ? drawn[(i - 1) % half] : BOS));
+  }
+
+  const random = {}; // the network with random weights of a seed, made once
+  function network(state, parts) {
+    const net = (parts[0].net ??= Transformer.network(parts[0]));
+    if (state.model !== "random") return net;
+    return (random[state.seed] ??= Gpt2.random(net, Live.normal(Live.random(state.seed))));
+  }
+
+  // given: {config: {width, heads, pos, tokens, names}, tensors}, a network of a notebook, or nothing
+  function define(given) {
+    const weights = given?.tensors, vocab = weights?.["wte.weight"].shape[0], word = given ? "token" : "letter";
+    const layers = given ? Object.keys(weights).filter((name) => name.endsWith("qkv.bias")).length : 2;
+    const all = (layer) => Array.from({ length: given?.config.heads ?? 4 }, (_, head) => [layer, head]);
+    const everyHead = Array.from({ length: layers }, (_, layer) => all(layer)).flat();
+    const ids = (text) => text.split(/[\s,]+/).filter(Boolean).map(Number).filter((id) => Number.isInteger(id) && id >= 0 && id < vocab);
+    const read = given ? (text) => (ids(text).length ? ids(text).slice(0, given.config.pos) : [0]) : tokensOf;
+    const nameOf = given ? (id) => given.config.names[id] ?? String(id) : nameOfLetter;
+
+    // Everything that the figure says of a state
+    function measured(state, parts) {
+      const net = network(state, parts), tokens = read(state.text), n = tokens.length;
+      const plain = Gpt2.forward(net, tokens);
+      const square = (run, [layer, head]) => run.patterns[layer].subarray(head * n * n, (head + 1) * n * n);
+      const previous = all(0).map((head) => previousScore(square(plain, head), n));
+      const most = Math.max(...previous);
+      const roles = all(0).filter((_, h) => previous[h] > ROLE || previous[h] === most);
+      const hooks = { ablate: [], keys: [] }, off = state.off.split(" ").filter(Boolean);
+      for (const name of off) {
+        const [layer, head] = headOf(name), z = plain.z[layer];
+        hooks.ablate.push({ layer, head, z: state.how === "zero" ? null : Transformer.meanOfHead(net, z, head) });
+      }
+      if (state.from !== "none") {
+        const other = Gpt2.forward(net, another(tokens));
+        const sources = state.from === "previous" ? roles : [headOf(state.from)];
+        const readers = state.into === "all" ? all(1) : [headOf(state.into)];
+        for (const to of readers)
+          for (const from of sources) hooks.keys.push({ from, to, z: Transformer.ofHead(net, other.z[0], from[1]) });
+      }
+      const changed = hooks.ablate.length || hooks.keys.length;
+      const run = changed ? Gpt2.forward(net, tokens, hooks) : plain;
+      const repeats = announced(tokens), asked = repeats.length || !given ? repeats : tokens.map((_, i) => i).slice(0, -1);
+      const places = tokens.map((_, i) => Gpt2.nextToken(run, i).map(Math.exp));
+      const guesses = places.map((p) => p.indexOf(Math.max(...p)));
+      const right = asked.filter((i) => guesses[i] === tokens[i + 1]).length;
+      const loss = asked.reduce((sum, i) => sum - Math.log(places[i][tokens[i + 1]]) / asked.length, 0);
+      const scores = Array.from({ length: layers }, (_, layer) => all(layer).map((head) => prefixScore(square(run, head), tokens)));
+      const head = headOf(state.head), prefix = scores[head[0]][head[1]];
+      const best = Math.max(...everyHead.filter((one) => !off.includes(one.join("."))).map(([layer, h]) => scores[layer][h]), -1);
+      const at = Math.min(state.place, n - 1);
+      return { tokens, n, run, asked, places, guesses, right, loss, prefix, roles, head, at, off, best, keys: hooks.keys,
+        count: asked.length, repeats: repeats.length > 0, silent: off.includes(state.head), pattern: square(run, head) };
+    }
+
+    // The attention of the chosen head, as a map: rows look, columns are looked at
+    function map({ tokens, n, pattern, at, head }) {
+      const every = Math.ceil(n / 36), size = 10, edge = 14 * every, whole = edge + size * n, shades = Array.from({ length: 11 }, () => "");
+      for (let q = 0; q < n; q++)
+        for (let k = 0; k <= q; k++)
+          shades[Math.round(10 * pattern[q * n + k])] += `M${edge + k * size} ${edge + q * size}h${size}v${size}h-${size}z`;
+      const cells = shades.map((d, i) => (i && d ? `<path d="${d}" opacity="${i / 10}"/>` : "")).join("");
+      const letter = (t) => (!given && t === BOS ? "·" : Live.escaped(nameOf(t).slice(0, 3)));
+      const names = tokens.map((t, i) => (i % every ? "" : `<text x="${edge + (i + 0.5) * size}" y="${edge - 4}">${letter(t)}</text>` +
+        `<text x="${7 * every}" y="${edge + (i + 0.8) * size}">${letter(t)}</text>`)).join("");
+      const row = `<rect class="live-row" x="${edge}" y="${edge + at * size}" width="${size * n}" height="${size}"/>`;
+      const hits = tokens.map((_, i) => `<rect class="live-hit" x="0" y="${edge + i * size}" width="${whole}" height="${size}" data-pick='{"place":${i}}'/>`).join("");
+      return `<svg class="live-square" viewBox="0 0 ${whole} ${whole}" role="img" aria-label="Attention of head ${head.join(".")}: each row is a place, each column a place that it looks at.">` +
+        `<path class="live-ground" d="M${edge} ${edge}v${size * n}h${size * n}z"/>` +
+        `<g class="live-a">${cells}</g><g class="live-letters" style="--every: ${every}">${names}</g>${row}${hits}</svg>`;
+    }
+
+    // Bars with names and numbers: [name, value in 0..1, class]
+    function bars(title, rows) {
+      const line = 22, height = line * rows.length + 4;
+      const drawn = rows.map(([name, value, mark], i) =>
+        `<text x="46" y="${i * line + 16}" text-anchor="end">${Live.escaped(name)}</text>` +
+        `<rect class="live-${mark}" x="52" y="${i * line + 4}" width="${(180 * value).toFixed(1)}" height="${line - 7}"/>` +
+        `<text x="${(57 + 180 * value).toFixed(1)}" y="${i * line + 16}">${value.toFixed(2)}</text>`).join("");
+      const said = rows.map(([name, value]) => `${name}: ${value.toFixed(2)}`).join("; ");
+      return `<p class="live-head">${title}</p><svg viewBox="0 0 280 ${height}" role="img" aria-label="${Live.escaped(said)}">${drawn}</svg>`;
+    }
+
+    // The sequence: each letter, and below it what the network says comes next
+    function strip({ tokens, n, guesses, asked, at, pattern }) {
+      const cells = tokens.map((t, i) => {
+        const known = asked.includes(i), hit = i + 1 < n && guesses[i] === tokens[i + 1];
+        const guess = nameOf(guesses[i]), look = i <= at ? pattern[at * n + i] : 0;
+        const mark = known ? (hit ? " ✓" : " ✗") : "";
+        return `<span class="live-cell${i === at ? " live-here" : ""}${known ? (hit ? " live-right" : " live-wrong") : ""}" data-pick='{"place":${i}}'>` +
+          `<b style="--look:${look.toFixed(2)}">${Live.escaped(nameOf(t))}</b><i>${guess === "other" ? "?" : Live.escaped(guess)}${mark}</i></span>`;
+      });
+      return `<div class="live-strip" aria-hidden="true">${cells.join("")}</div>`;
+    }
+
+    const number = (value, digits) => (Number.isNaN(value) ? "–" : value.toFixed(digits));
+    // Whether the head looks most at what stood two places after an earlier copy of the token
+    function late({ tokens, n, pattern, at }) {
+      const row = pattern.subarray(at * n, at * n + at + 1), k = row.indexOf(Math.max(...row));
+      return k > 2 && tokens[k - 2] === tokens[at];
+    }
+    const trained = (s) => s.model === "induction-3" && Number(s.step) === 4;
+
+    const page = {
+      title: "The induction pair, live",
+      first: { text: copied("ABCDEFGHIJKLMNOP"), model: "induction-3", step: 4, seed: 1, head: "1.3",
+        place: 19, off: "", how: "zero", from: "none", into: "1.3" },
+      needs: ({ model, step }) => [model === "induction-3" ? `induction-3-${CHECKPOINTS[step] ?? 4000}`
+        : model === "detour" ? "detour" : "induction-3-0"],
+
+      bet: {
+        asks: "In the second copy the network says 15 of 15 letters right. You may switch off one head. Without which head does it say none right?",
+        choices: ["1.3, which looks at the letter to copy", "0.2, which looks one letter back", "no single head does that"],
+        deed: "Now switch heads off, one at a time.",
+        answer(s, m, memory, choice) {
+          if (!trained(s) || s.from !== "none" || s.how !== "zero" || m.off.length !== 1 || m.count < 10) return null;
+          if (m.right === 0) return [s.off === "0.2" ? 1 : 2, `Without head ${s.off} none of the ${m.count} letters is right.`];
+          return s.off === "1.3" && choice === 0 ? [null, `Without head 1.3 ${m.right} of ${m.count} letters are still right. One other head stops the copying: look for it.`] : null;
+        },
+      },
+
+      fields(state) {
+        const heads = everyHead.map((head) => head.join("."));
+        const n = tokensOf(state.text).length;
+        return [
+          { kind: "checks", name: "off", label: "Switch heads off (layer.head)", class: "live-heads", options: heads.map((h) => [h, h]) },
+          { kind: "radios", name: "head", label: "Head to look at", class: "live-heads", options: heads.map((h) => [h, h]) },
+          ...(state.model === "induction-3" ? [{ kind: "range", name: "step", label: "How long it has trained", min: 0, max: 4, said: (i) => `${CHECKPOINTS[i]} training steps` }] : []),
+          { kind: "text", more: true, name: "text", label: `Letters, up to ${2 * MOST} (a to z, A to Z)` },
+          { kind: "actions", more: true, options: [
+            ["Repeat it", (s) => ({ ...s, text: copied(readable(s.text).slice(0, MOST).join("")) })],
+            ["Shuffle, then repeat", (s) => ({ ...s, text: copied(Live.shuffled([...new Set(readable(s.text))], Math.random).slice(0, MOST).join("")) })],
+          ] },
+          { kind: "select", more: true, name: "model", label: "Network", options: [["induction-3", "induction-3"], ["detour", "detour"], ["random", "random weights"]] },
+          ...(state.model === "random" ? [{ kind: "range", more: true, name: "seed", label: "Draw of the weights", min: 1, max: 9, said: (i) => `${i}` }] : []),
+          { kind: "range", more: true, name: "place", label: "Place to look from", min: 0, max: n - 1, said: (i, { text }) => `${i}, ${nameOf(tokensOf(text)[i])}` },
+          { kind: "radios", more: true, name: "how", label: "A head that is off writes", options: [["zero", "nothing"], ["mean", "its mean"]] },
+          { kind: "select", more: true, name: "from", label: "Cut the path: what is written by", options: [["none", "no head (no cut)"], ["previous", "all previous-token heads"], ...heads.slice(0, 4).map((h) => [h, `head ${h}`])] },
+          { kind: "select", more: true, name: "into", label: "and read by the keys of", options: [...heads.slice(4).map((h) => [h, `head ${h}`]), ["all", "all heads of layer 1"]] },
+        ];
+      },
+
+      draw(state, parts) {
+        const m = measured(state, parts), { count } = m;
+        const p = m.places[m.at], top = [...p.keys()].sort((a, b) => p[b] - p[a]).slice(0, 3);
+        const next = m.tokens[m.at + 1], here = nameOf(m.tokens[m.at]);
+        const looked = Array.from({ length: m.at + 1 }, (_, k) => k).sort((a, b) => m.pattern[m.at * m.n + b] - m.pattern[m.at * m.n + a]).slice(0, 3);
+        const numbers = [
+          [`prefix matching, head ${m.head.join(".")}`, m.silent ? "off" : number(m.prefix, 2), `best head${m.off.length ? " that is on" : ""} ${m.best < 0 ? "–" : number(m.best, 2)}`],
+          ["loss on them", count ? `${m.loss.toFixed(2)} nats` : "–", `an even guess ${Math.log(m.run.vocab).toFixed(2)}`],
+          [`${word}s right`, count ? `${m.right} of ${count}` : "–", m.repeats ? "where a pair repeats" : "nothing repeats"],
+        ];
+        const list = (heads) => [...new Set(heads.map((one) => one.join(".")))].join(", ");
+        const cut = m.keys.length ? ` Cut: the keys of ${list(m.keys.map(({ to }) => to))} read, in place of what ${list(m.keys.map(({ from }) => from))} writes here, what it writes on a sequence of other letters.` : "";
+        const unread = given ? "" : [...new Set(state.text)].filter((c) => !LETTERS.includes(c)).join(" ");
+        const note = `Below each ${word} stands what the network says comes next${given ? "" : " (? is one of 459 tokens without a letter)"}. ` +
+          `Blue: what head ${m.head.join(".")} looks at from the framed ${word}. Touch a ${word} to look from there.` +
+          `${unread && ` Left out, since no letters: ${Live.escaped(unread)}.`}${cut}`;
+        const looks = bars(`From ${here} at place ${m.at} it looks at`, looked.map((k) => [`${nameOf(m.tokens[k])}, ${k}`, m.pattern[m.at * m.n + k], "a"]));
+        const likely = bars("The network says what comes next", top.map((v) => [nameOf(v), p[v], v === next ? "c" : "b"]));
+        const view = `${strip(m)}<p class="live-note">${note}</p><div class="live-row-of">` +
+          `<div><p class="live-head">Where head ${m.head.join(".")} looks, from every place</p>${map(m)}</div>` +
+          `<div class="live-aside">${looks}${likely}</div></div>`;
+        const said = count
+          ? `Prefix matching: ${number(m.prefix, 2)} of head ${m.head.join(".")}, ${number(m.best, 2)} of the best head; loss ${m.loss.toFixed(2)} nats; ${m.right} of ${count} ${word}s right. ` +
+            `From ${here} at place ${m.at} the head looks most at ${nameOf(m.tokens[looked[0]])} at place ${looked[0]}; the network says ${nameOf(top[0])}, ${p[top[0]].toFixed(2)}${next === undefined ? "" : `; ${nameOf(next)} follows`}.`
+          : "Nothing repeats in these letters: press “Repeat it”.";
+        return { numbers, view, said, ...m };
+      },
+
+      tasks: [
+        { text: "Stop the copying: switch off a single head, so that no token is right. Is it 1.3, which looks at what followed?",
+          seen: [(s, m) => trained(s) && s.from === "none" && m.off.length === 1 && m.count > 9 && m.right === 0],
+          found: (s, m) => `without head ${s.off} none of ${m.count} tokens is right. The induction heads of layer 1 are all on, and none of them matches prefixes above ${m.best.toFixed(2)}.` },
+        { text: "Does the copying hang on one induction head? Cut the path into the keys of head 1.3, so that its prefix matching falls below 0.1. How many tokens stay right? Then cut the same path into all heads of layer 1.",
+          seen: [
+            (s, m) => trained(s) && !s.off && s.into === s.head && s.from !== "none" && m.prefix < 0.1 && m.count > 14 && m.right >= 14,
+            (s, m) => trained(s) && !s.off && s.into === "all" && m.keys.length && m.count > 14 && m.right === 0,
+          ],
+          found: (s, m) => `one head without the path hardly costs a token, since the others of layer 1 copy as well; with all four cut off, none of the ${m.count} tokens is right.` },
+        { text: "When does it appear? Move “How long it has trained” to the earliest point at which more than half of the letters are right, and to the one before.",
+          seen: [2, 1].map((step) => (s, m) => s.model === "induction-3" && Number(s.step) === step && s.from === "none" && !s.off && m.count > 9 && m.right > m.count / 2 === (step === 2)),
+          found: () => "copying appears between 600 and 850 training steps; at 600 fewer than half of the letters are right." },
+        { text: "Choose the network “detour”. It copies as well: which of the three numbers misses that? See what its heads of layer 1 look at, from letters of the second copy.",
+          seen: [(s, m, last) => s.model === "detour" && last?.state.model === "detour" && (s.head !== last.state.head || s.place !== last.state.place) && !s.off && m.right > 10 && m.best < 0.1 && m.head[0] === 1 && late(m)],
+          found: (s, m) => `prefix matching is ${m.best.toFixed(2)} at best, and ${m.right} of ${m.count} tokens are right. Head ${s.head} looks one place beyond the token that comes next.` },
+      ],
+    };
+    if (!given) return page;
+
+    const options = everyHead.map((head) => [head.join("."), head.join(".")]);
+    return {
+      title: "The heads of your network",
+      first: { text: given.config.tokens.join(" "), head: options.at(-1)[0], place: given.config.tokens.length - 1, off: "", how: "zero", from: "none" },
+      draw: page.draw,
+      fields: (state) => [
+        { kind: "checks", name: "off", label: "Switch heads off (layer.head)", options },
+        { kind: "radios", name: "head", label: "Head to look at", options },
+        { kind: "range", name: "place", label: "Place to look from", min: 0, max: read(state.text).length - 1, said: (i, { text }) => `${i}, ${nameOf(read(text)[i])}` },
+        { kind: "text", more: true, name: "text", label: `Tokens: ids, up to ${given.config.pos}` },
+        { kind: "radios", more: true, name: "how", label: "A head that is off writes", options: [["zero", "nothing"], ["mean", "its mean"]] },
+      ],
+    };
+  }
+
+  Live.figure("induction", define(null), define);
+}
