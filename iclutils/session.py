@@ -224,8 +224,8 @@ def begin(
     its_own = _tiers_named_by(model)  # of a published model: sizes and claims of its tier
     if its_own and chosen.name not in (*its_own, "real"):
         chosen = presets.TIERS[its_own[0]]
-    if Path(model).is_dir() and model:
-        model = str(Path(model).resolve())  # as the user sees it now, whatever folder comes later
+    if folder := models.local_folder(model):
+        model = str(folder.resolve())  # as the user sees it now, whatever folder comes later
     where = resolve_device(chosen.device if device == "auto" else device)
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = False

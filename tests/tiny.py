@@ -1,12 +1,22 @@
 """Small models with random weights, in the format of the hub."""
 
+import json
 from functools import cache, partial
 from pathlib import Path
 
 import pytest
 import torch
 import transformers as hf
-from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from tokenizers import models as kinds
 from tokenizers.models import WordLevel
 
 from iclutils.interp.clean_corrupt import copying
@@ -136,3 +146,69 @@ def a_task(model, count=3, length=6, seed=0, narrow=False):
 def tokens(count, length, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, VOCAB, (count, length), generator=generator)
+
+
+LINES = [f"{i} -> {i}\n" for i in range(100)] * 3
+LINES += ["Text: a great film\nLabel: good\nText: a waste of time\nLabel: bad\n"] * 30
+LINES += ["big -> small\nhot -> cold\nwalk -> walked\n"] * 30
+
+
+def byte_level(**special):
+    """A tokenizer as GPT-2's, but one that begins every text with its BOS ``<s>``."""
+    core = Tokenizer(kinds.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    core.train_from_iterator(
+        LINES,
+        trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet, show_progress=False),
+    )
+    core.add_special_tokens(["<s>", "</s>"])
+    first = [("<s>", core.token_to_id("<s>"))]
+    core.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=first)
+    named = {"bos_token": "<s>", "eos_token": "</s>"} | special
+    return hf.PreTrainedTokenizerFast(tokenizer_object=core, **named)
+
+
+def as_llama2(digits=False):
+    """A tokenizer as Llama-2's: every text begins with a space, a newline is a byte; with
+    ``digits``, every digit is a token."""
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
+    core = Tokenizer(kinds.BPE(unk_token="<unk>"))
+    spaces = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
+    apart = [pre_tokenizers.Digits(individual_digits=True)] if digits else []
+    core.pre_tokenizer = pre_tokenizers.Sequence([spaces, *apart])
+    core.train_from_iterator(
+        [part for line in LINES for part in line.split("\n")],
+        trainers.BpeTrainer(vocab_size=900, special_tokens=special, show_progress=False),
+    )
+    known = json.loads(core.to_str())["model"]
+    merges = [tuple(pair) for pair in known["merges"]]
+    core = Tokenizer(
+        kinds.BPE(known["vocab"], merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    if digits:
+        core.pre_tokenizer = pre_tokenizers.Sequence(apart)
+    core.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    core.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    core.add_special_tokens(["<unk>", "<s>", "</s>"])
+    named = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    return hf.PreTrainedTokenizerFast(tokenizer_object=core, **named)
+
+
+def save_reader(folder, tokenizer, vocab=None, **changes):
+    """Write a small random Llama that reads the tokens of ``tokenizer``, and both to a folder."""
+    own = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    sizes = {"vocab_size": vocab or len(tokenizer), "max_position_embeddings": 256}
+    save_grouped(folder, **(own | sizes | changes))
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -55,8 +55,11 @@ def main() -> int:
     names, jobs = given.pop("chapters"), given.pop("jobs", 0)
     scheduler, force = given.pop("scheduler", ""), given.pop("force")
     given |= {name: _literal(value) for name, value in given.pop("p")}
-    if "model" in given and Path(given["model"]).is_dir():
-        given["model"] = str(Path(given["model"]).resolve())  # a cluster's worker stands elsewhere
+    if "model" in given and Path(given["model"]).expanduser().is_dir():
+        from iclutils.models import local_folder  # takes seconds to import
+
+        if folder := local_folder(given["model"]):  # a cluster's worker stands elsewhere
+            given["model"] = str(folder.resolve())
     plans = [plan(path, given) for path in notebooks(names, given.get("tier", "mini"))]
     due = sorted((p for p in plans if force or not is_current(*p)), key=seconds, reverse=True)
     jobs = jobs or (1 if given.get("tier") == "paper" else len(os.sched_getaffinity(0)))

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -24,6 +26,8 @@ from ..errors import IclError
 from ..files import read_json
 
 OWN = ("in-context regressors", "solvers")  # networks that read numbers, see ``storage``
+TOKENIZERS = ("vocab.json", "tokenizer.model")  # without tokenizer.json
+LONGEST = 160  # characters of another library's message
 LISTED = 3  # names that a message lists
 # Tensors of old files that networks compute for themselves.
 BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|inv_freq$")
@@ -31,11 +35,19 @@ BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|inv_freq$")
 
 def refuse(folder: Path, name: str) -> None:
     """Refuse a folder without plain weights of a causal model, as far as one can tell unread."""
+    if (adapter := folder / "adapter_config.json").is_file():
+        base = read_json(adapter).get("base_model_name_or_path") or "its base"
+        raise IclError(
+            f"{folder} holds an adapter of {base!r} (adapter_config.json), and numbers of the base "
+            "alone would be wrong. Merge it first, with the package peft: "
+            f"AutoPeftModelForCausalLM.from_pretrained({str(folder)!r}).merge_and_unload()"
+            ".save_pretrained('merged'), then load 'merged', with the tokenizer copied into it."
+        )
     if not (folder / "config.json").is_file():
         raise IclError(f"{folder} has no config.json: it is not a Hugging Face model folder.")
-    if not any(folder.glob("*.safetensors")):
+    if missing := [path.name for path in weights(folder) if not path.is_file()]:
         raise IclError(
-            f"{folder} holds no weights: no .safetensors file. Copy it whole; pickled weights are "
+            f"{folder} holds no weights: no {_listed(missing)}. Copy it whole; pickled weights are "
             "not loaded, because unpickling runs code: save the model with save_pretrained."
         )
     config = read_json(folder / "config.json")
@@ -44,6 +56,17 @@ def refuse(folder: Path, name: str) -> None:
         raise IclError(f"{name!r} is of the type {kind!r}, which is no causal language model.")
     if method := (config.get("quantization_config") or {}).get("quant_method"):
         raise IclError(f"The weights of {name!r} are quantised ({method}): save it dequantised.")
+
+
+def weights(folder: Path) -> list[Path]:
+    """Return the files that transformers reads the weights from: one, or the shards of an index.
+
+    Whatever else lies beside them, such as the same weights in another layout, is not read.
+    """
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.is_file() or not index.is_file():
+        return [whole]
+    return [folder / shard for shard in sorted(set(read_json(index)["weight_map"].values()))]
 
 
 def read(folder: Path, name: str) -> PreTrainedModel:
@@ -83,12 +106,32 @@ def read(folder: Path, name: str) -> PreTrainedModel:
     return network
 
 
-def tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase | None:
-    """Read the tokenizer beside the weights, if there is one."""
-    if not any((folder / file).is_file() for file in ("tokenizer.json", "vocab.json")):
-        return None
+def log_probabilities(
+    network: PreTrainedModel, tokens: Int[Tensor, "1 pos"], name: str
+) -> Float[Tensor, "1 pos vocab"]:
+    """Return what the network itself predicts, before TransformerLens takes hold of it."""
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        with torch.no_grad():
+            return network.eval()(tokens).logits.log_softmax(-1)
+    except Exception as error:  # a config whose options contradict each other
+        raise IclError(
+            f"transformers cannot run {name!r} with its config.json ({type(error).__name__}: "
+            f"{first_line(error)}). Mend config.json, or copy the checkpoint again."
+        ) from error
+
+
+def tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase | None:
+    """Read the tokenizer beside the weights, if there is one.
+
+    A ``tokenizer.json`` is read as it stands. ``AutoTokenizer`` would take its vocabulary and
+    merges alone where the model is of a kind that has a tokenizer class of its own, as GPT-2.
+    """
+    whole = (folder / "tokenizer.json").is_file()
+    if not whole and not any((folder / file).is_file() for file in TOKENIZERS):
+        return None
+    kind = PreTrainedTokenizerFast if whole else AutoTokenizer
+    try:
+        return kind.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # of the libraries of all kinds of tokenizers
         raise IclError(
             f"The tokenizer of {name!r} cannot be read ({first_line(error)}). Copy its files "
@@ -96,9 +139,22 @@ def tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase | None:
         ) from error
 
 
+def bos(folder: Path, vocab: int, tokenizer: PreTrainedTokenizerBase | None) -> int | None:
+    """Return the id of the token that begins a sequence, if the model names one that it can read.
+
+    It is the tokenizer's, which wrote the texts that the model was trained on; else that of
+    config.json itself, since a config class fills in a default (1 for Llama) that nobody chose.
+    """
+    first = getattr(tokenizer, "bos_token_id", None)
+    if first is None:
+        first = read_json(folder / "config.json").get("bos_token_id")
+    return first if isinstance(first, int) and 0 <= first < vocab else None
+
+
 def first_line(error: Exception) -> str:
-    """Return the first line of an error of another library, without its full stop."""
-    return str(error).strip().split("\n")[0].rstrip(".")
+    """Return the first line of an error of another library, without its full stop, or its type."""
+    line = str(error).strip().split("\n")[0] or type(error).__name__
+    return (line if len(line) <= LONGEST else line[:LONGEST] + " …").rstrip(".")
 
 
 def _listed(names: Iterable[str]) -> str:

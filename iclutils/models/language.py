@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -29,6 +29,7 @@ from transformer_lens import ActivationCache
 from transformer_lens.model_bridge import TransformerBridge
 from transformers import (
     AutoModelForCausalLM,
+    BatchEncoding,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -45,6 +46,8 @@ logging.disable_progress_bar()
 
 Tokens = PreTrainedTokenizerBase | Literal["numbers"] | None
 CACHE_ROUNDING = 1e-2  # of the largest logit: float32 gives 1e-6 to 1e-4, an empty cache .1 to 1
+ROUNDING = 1e-4  # of the largest log-probability: float32 gives 1e-6, another network 1e-3 to 1
+PROBE, SHORT_WINDOW = 8, 64  # tokens that a loaded network is compared on, beyond a short window
 _EDITABLE: WeakKeyDictionary[TransformerBridge, bool] = WeakKeyDictionary()
 
 
@@ -76,9 +79,10 @@ def load(
     """Load a model, frozen, in evaluation mode, with its attention in sight.
 
     Args:
-        name_or_path: a zoo name (``"induction-0"``), ``"smollm2"`` (see ``zoo.smollm2``), a
-            Hugging Face folder on disk, a name in ``HUB`` (``"gpt2"``), or any ``owner/name`` of
-            the hub with its full 40-hex commit, ``owner/name@commit``.
+        name_or_path: a zoo name (``"induction-0"``), ``"smollm2"`` (see ``zoo.smollm2``), a name in
+            ``HUB`` (``"gpt2"``), any ``owner/name`` of the hub with its full 40-hex commit,
+            ``owner/name@commit``, or a Hugging Face folder on disk; one that has the name of a
+            model is written as a path, ``./gpt2``.
         step: for a zoo model, one of its training checkpoints; the final one if omitted.
         device: where to put it.
         tokenizer: in place of the one beside the weights; ``"numbers"`` writes token 7 as
@@ -86,6 +90,9 @@ def load(
         fold: fold LayerNorm scales into the weights and centre what writes to the residual
             stream (same predictions, other weights), for measures that read weights.
         change: what to make of the Hugging Face network first (``edit_weights``, ``random_init``).
+
+    On a few tokens the result is compared with transformers alone, again after folding. A network
+    that TransformerLens runs differently, or whose attention it does not show, is refused.
 
     Example:
         >>> from iclutils import models
@@ -96,34 +103,85 @@ def load(
     name = str(name_or_path)
     folder = _folder(name, step)
     checkpoint.refuse(folder, name)
-    stored = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 2**30
+    stored = sum(path.stat().st_size for path in checkpoint.weights(folder)) / 2**30
     if stored > (free := psutil.virtual_memory().available / 2**30):
         raise IclError(
             f"The weights of {name!r} take {stored:.1f} GiB of memory, and {free:.1f} are free. "
             "Close other programs, or take a machine with more memory."
         )
-    network = checkpoint.write_out(change(checkpoint.read(folder, name)))
+    network = change(checkpoint.read(folder, name))
     if tokenizer is None:
         tokenizer = checkpoint.tokenizer(folder, name)
-    numbers = _numbers(network.config.vocab_size, network.config.bos_token_id)
+    words = tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None
+    first = checkpoint.bos(folder, network.config.vocab_size, words)
+    tokens = _probe(network)
+    expected = checkpoint.log_probabilities(network, tokens, name)
+    network = checkpoint.write_out(network)
     try:
         bridge = TransformerBridge.boot_transformers(
             str(folder),
             hf_model=network,
-            tokenizer=numbers if tokenizer in (None, "numbers") else tokenizer,
+            tokenizer=_numbers(network.config.vocab_size, first),
             device=device,
         )
     except Exception as error:  # it raises many types
         raise IclError(
-            f"{name!r} could not be loaded: its architecture is one that TransformerLens does not "
-            f"support ({checkpoint.first_line(error)})."
+            f"{name!r} could not be loaded: TransformerLens does not support this architecture, or "
+            f"one of its options ({checkpoint.first_line(error)})."
         ) from error
-    if tokenizer is None and not zoo.has(name):
-        bridge.tokenizer = None
     bridge.eval().requires_grad_(False)
-    with torch.no_grad():
-        _, seen = bridge.run_with_cache(torch.zeros(1, 2, dtype=torch.long, device=device))
-    pattern = seen.cache_dict.get("blocks.0.attn.hook_pattern")
+    bridge.cfg.bos_token_id = first
+    if words is not None:
+        _give_words(bridge, words)
+    elif tokenizer is None and not zoo.has(name):
+        bridge.tokenizer = None
+    try:
+        _examine(bridge, name, tokens.to(device), expected.to(device))
+        if fold:
+            _fold(bridge, name, tokens.to(device), expected.to(device))
+    except IclError:
+        raise
+    except Exception as error:  # of code that TransformerLens has for another option
+        raise IclError(
+            f"{name!r} is of an architecture that TransformerLens loads, but cannot run with these "
+            f"options ({type(error).__name__}: {checkpoint.first_line(error)}). Use another model."
+        ) from error
+    return bridge
+
+
+def _probe(network: PreTrainedModel) -> Int[Tensor, "1 pos"]:
+    """Make a few tokens for a comparison of two networks: more than a short window holds."""
+    config = network.config.get_text_config()
+    window = getattr(config, "sliding_window", None) or getattr(config, "window_size", None) or 0
+    length = PROBE + (window if isinstance(window, int) and window < SHORT_WINDOW else 0)
+    limit = getattr(config, "max_position_embeddings", None) or length
+    steps = torch.arange(1, min(length, limit) + 1)
+    return (steps * 7919 % config.vocab_size)[None]
+
+
+def _give_words(bridge: TransformerBridge, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Set a tokenizer, unchanged, as TransformerLens wants it: with something to pad with.
+
+    Its own way would read the folder once more, and replace the tokenizer by that of a class.
+    """
+    first = getattr(bridge.cfg, "bos_token_id", None)
+    if tokenizer.bos_token is None and first is not None:
+        tokenizer.bos_token = tokenizer.convert_ids_to_tokens(first)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.bos_token
+    bridge.tokenizer = None  # a second one it would set up in its own way
+    bridge.tokenizer = tokenizer
+    whole, bare = (tokenizer("a", add_special_tokens=x)["input_ids"] for x in (True, False))
+    more = len(whole) > len(bare)
+    bridge.cfg.tokenizer_prepends_bos = more and whole[0] == tokenizer.bos_token_id
+    bridge.cfg.tokenizer_appends_eos = more and whole[-1] == tokenizer.eos_token_id
+
+
+def _examine(bridge: TransformerBridge, name: str, tokens: Tensor, expected: Tensor) -> None:
+    """Refuse a network whose attention cannot be seen, or that is not the one on disk."""
+    ends = ("hook_pattern", "blocks.0.attn.hook_z")
+    logits, seen = cached(bridge, tokens, lambda hook: hook.endswith(ends))
+    pattern, z = (seen.cache_dict.get(f"blocks.0.attn.hook_{part}") for part in ("pattern", "z"))
     if not isinstance(pattern, Tensor):
         raise IclError(
             f"{name!r} does not expose attention patterns, so this package cannot look into it. "
@@ -134,6 +192,16 @@ def load(
             f"{name!r} reads in both directions, as BERT does: its first token attends to the "
             "second. Use a decoder model, such as GPT-2."
         )
+    if z is None or z.shape[:-1] != (*tokens.shape, bridge.cfg.n_heads):
+        raise IclError(
+            f"{name!r} does not expose what each of its heads writes, so this package cannot look "
+            "into it. Use a model whose heads have queries, keys and values, such as GPT-2."
+        )
+    if (layers := len(seen.cache_dict) - 1) < bridge.cfg.n_layers:
+        raise IclError(
+            f"{name!r} has attention in {layers} of its {bridge.cfg.n_layers} layers, and the "
+            "measures of this package need it in each. Use a model such as GPT-2 or Llama."
+        )
     shared = getattr(bridge.cfg, "n_key_value_heads", None) or bridge.cfg.n_heads
     if shared != bridge.cfg.n_heads:
         raise IclError(
@@ -141,11 +209,44 @@ def load(
             "way that this package cannot write out for each head. Use a model with separate "
             "projections, such as Llama, Mistral or Qwen, or one without grouped heads."
         )
+    if gap := _gap(logits, expected):
+        raise IclError(
+            f"{name!r} becomes another network in TransformerLens: its log-probabilities are up to "
+            f"{gap:.2g} nats away from those of transformers, so that some option in its "
+            "config.json must be ignored. Numbers would not be about your model: use another."
+        )
     _check_cache(bridge, name)
-    if fold:
-        bridge.enable_compatibility_mode(disable_warnings=True)
-        bridge.requires_grad_(False)
-    return bridge
+
+
+def _gap(logits: Float[Tensor, "1 pos vocab"], expected: Float[Tensor, "1 pos vocab"]) -> float:
+    """Return the largest difference of log-probabilities, in nats; 0 where rounding explains it,
+    which grows with the logits: they reach a hundred in large models."""
+    gap = float((logits.log_softmax(-1) - expected).abs().max())
+    return 0.0 if gap <= ROUNDING * max(1.0, float(expected.abs().max())) else gap
+
+
+def _fold(bridge: TransformerBridge, name: str, tokens: Tensor, expected: Tensor) -> None:
+    """Fold norms into the weights; refuse a network that predicts otherwise afterwards."""
+    if not getattr(bridge.adapter, "supports_fold_ln", True):
+        raise IclError(
+            f"TransformerLens cannot fold the norms of {name!r} into its weights, so that measures "
+            "that read weights would leave them out. Load it with fold=False."
+        )
+    sinks = any("sinks" in parameter for parameter, _ in bridge.named_parameters())
+    try:  # a sink takes a share of the attention, so that a value bias counts less than once
+        bridge.enable_compatibility_mode(disable_warnings=True, fold_value_biases=not sinks)
+        gap = _gap(logits(bridge, tokens), expected)
+    except Exception as error:  # it raises many types
+        raise IclError(
+            f"The norms of {name!r} cannot be folded into its weights "
+            f"({checkpoint.first_line(error)}): load it with fold=False."
+        ) from error
+    if gap:
+        raise IclError(
+            f"With its norms folded into its weights {name!r} is another network: its "
+            f"log-probabilities are up to {gap:.2g} nats away. Load it with fold=False."
+        )
+    bridge.requires_grad_(False)
 
 
 def _check_cache(bridge: Any, name: str) -> None:
@@ -212,11 +313,31 @@ def random_init(
     return load(name_or_path, change=change, **options)
 
 
+def local_folder(name: str) -> Path | None:
+    """Return the folder on disk that a name stands for, if it is none of a model of the book.
+
+    A name is a name, whatever lies in the current folder: ``gpt2`` is the published model,
+    ``./gpt2`` a folder.
+    """
+    known = zoo.has(name) or name == smollm2.NAME or name.partition("@")[0] in HUB
+    folder = Path(name).expanduser()
+    return folder if name and not known and folder.is_dir() else None
+
+
+def kind(name: str) -> str:
+    """Return what a name or folder holds: ``in-context regressors``, ``solvers`` or, for anything
+    that reads tokens, ``transformer``."""
+    folder = zoo.folder(name) if zoo.has(name) else local_folder(name)
+    config = folder / "config.json" if folder else Path()
+    found = read_json(config).get("model_type") if config.is_file() else None
+    return found if found in checkpoint.OWN else "transformer"
+
+
 def _folder(name: str, step: int | None) -> Path:
     """Return the folder that holds a model; a published one is fetched."""
     if zoo.has(name):
         folder = zoo.folder(name, step)
-        if read_json(folder / "config.json").get("model_type") != "gpt2":
+        if kind(name) != "transformer":
             raise IclError(
                 f"{name!r} reads no tokens: load it with iclutils.models.regressors.load or "
                 "iclutils.models.lsa.load."
@@ -224,11 +345,11 @@ def _folder(name: str, step: int | None) -> Path:
         return folder
     if step is not None:
         raise IclError(f"Only zoo models have training steps, and {name!r} is not one of them.")
-    if (folder := Path(name)).is_dir():
-        if (folder / "SHA256SUMS").is_file():
-            listed = [p.name for p in folder.glob("*.safetensors")] + ["config.json"]
-            check_sums(folder, listed, "Copy the folder again.")
-        return folder
+    if own := local_folder(name):
+        if (own / "SHA256SUMS").is_file():
+            listed = [p.name for p in own.glob("*.safetensors")] + ["config.json"]
+            check_sums(own, listed, "Copy the folder again.")
+        return own
     if name == smollm2.NAME:
         return smollm2.folder()
     return _fetch(name)
@@ -238,15 +359,15 @@ def bos(model: TransformerBridge) -> int:
     """Return the id of the beginning-of-sequence token; refuse a model that names none."""
     token = getattr(model.cfg, "bos_token_id", None)
     if token is None:
-        raise IclError("This model names no BOS token in its config.json; add bos_token_id.")
+        raise IclError(
+            "This model names no BOS token among its tokens, with which its texts could begin: "
+            "write bos_token_id into its config.json, or bos_token into tokenizer_config.json."
+        )
     return int(token)
 
 
 def tokenizer(model: TransformerBridge) -> PreTrainedTokenizerBase:
-    """Return the model's Hugging Face tokenizer, which TransformerLens sets to begin with BOS.
-
-    For text alone, see ``words``. Call it with ``add_special_tokens=False`` where no BOS is wanted.
-    """
+    """Return the model's Hugging Face tokenizer. To encode text with it, see ``encode``."""
     if model.tokenizer is None:
         raise IclError(
             "This model has no tokenizer: put its tokenizer.json beside its weights, or give one "
@@ -261,6 +382,34 @@ def words(model: TransformerBridge) -> PreTrainedTokenizerBase:
     if all(word == str(token) for word, token in reader.get_vocab().items()):
         raise IclError("This model reads no text: its tokens are numbers. Choose one with words.")
     return reader
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], **options: Any
+) -> BatchEncoding:
+    """Tokenize texts as text alone: without BOS, and with ``</s>`` in a text as four characters."""
+    settings = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    return tokenizer(list(texts), **settings, **options)
+
+
+def start_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return what the tokenizer puts before a text: BOS for some (Llama, Gemma), or nothing."""
+    first = tokenizer.bos_token_id
+    whole, bare = (tokenizer("a", add_special_tokens=x)["input_ids"] for x in (True, False))
+    begins = whole[:1] == [first] and len(whole) > len(bare)  # else "a" itself may be unknown
+    asked = tokenizer.init_kwargs.get("add_bos_token", begins)
+    return [first] if asked and first is not None else []
+
+
+def token_ids(model: TransformerBridge) -> Int[Tensor, "token"]:
+    """Return the ids that a text can have: those of the tokenizer, or all if there is none.
+
+    Many embeddings are padded beyond their tokenizer; such rows were never trained.
+    """
+    size = model.cfg.d_vocab
+    if model.tokenizer is None:
+        return torch.arange(size)
+    return torch.tensor(sorted({i for i in model.tokenizer.get_vocab().values() if i < size}))
 
 
 def editable(model: TransformerBridge) -> bool:
@@ -331,8 +480,8 @@ def cached(
 
 def check_name(name: str) -> None:
     """Refuse a name that no model stands behind, before anything is loaded or fetched."""
-    if Path(name).is_dir():
-        checkpoint.refuse(Path(name), name)
+    if folder := local_folder(name):
+        checkpoint.refuse(folder, name)
     elif not zoo.has(name) and name != smollm2.NAME:
         _pinned(name)
 
@@ -367,8 +516,8 @@ def _fetch(name: str) -> Path:
     except Exception as error:  # the hub client raises many unrelated types
         raise IclError(
             f"Could not fetch {spec.repo} at {spec.revision[:12]} from the hub "
-            f"({type(error).__name__}). Connect to the network and run again, "
-            "or pass a folder that holds the model, or stay with the mini tier."
+            f"({type(error).__name__}). Connect to the network and run again, or pass a folder "
+            "that holds the model (./gpt2, not gpt2), or stay with the mini tier."
         ) from error
     for file, digest in spec.sha256.items():
         path = folder / file

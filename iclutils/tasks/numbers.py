@@ -11,8 +11,9 @@ from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import IclError
-from ..models import TransformerBridge, words
+from ..models import TransformerBridge, start_tokens, words
 from .regression import Contexts, Task, sample
+from .text import pieces_in_place
 
 LARGEST = math.sqrt(3)  # U(-√3, √3) has variance 1
 FEWEST = 3  # pairs that tell algorithms apart
@@ -83,22 +84,34 @@ def of_text(tokenizer: PreTrainedTokenizerBase, number: str = "") -> NumberForma
     """Write numbers as a tokenizer does, in lines ``x -> y``; a space stands before a number.
 
     ``number`` shows how, a 0 for each digit: ``"0"`` stands for 0 .. 9, ``"00"`` for 00 .. 99.
-    Without it they are 0 .. 99, or the digits, if each is a single token. Where tokenizers do not
-    write them in as many tokens each, this raises.
+    Without it they are 0 .. 99, or the digits, if each is a single token. All are read where they
+    stand, in a line between two others. Where tokenizers do not write them in as many tokens
+    each, this raises. BOS comes first where the tokenizer gives it to every text.
     """
 
-    def ids(text: str) -> tuple[int, ...]:
-        return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+    def lines(digits: list[str], blank: str) -> list[list[list[int]]]:
+        """Return the ids of x, arrow, y and newline, of each of three lines alike."""
+        texts = [[f"{blank}{x}", " ->", f" {x}", "\n"] * 3 for x in digits]
+        return pieces_in_place(tokenizer, texts)
 
     for count in [10 ** len(number)] if number else [100, 10]:
-        written = [ids(f" {str(i).zfill(len(number))}") for i in range(count)]
-        if len(set(written)) < count or len({len(one) for one in written}) > 1:
+        digits = [str(i).zfill(len(number)) for i in range(count)]
+        written = [ids[6] for ids in lines(digits, " ")]  # y of the second line
+        if len(set(map(tuple, written))) < count or len({len(one) for one in written}) > 1:
             continue
         values = torch.tensor(written)
         gap = int((values == values[0]).all(0).long().cumprod(0).sum())  # a space of its own
-        if number or values.shape[1] - gap == 1:
-            between = ids(" ->") + written[0][:gap]
-            return NumberFormat(values[:, gap:], between=between, after=ids("\n"))
+        if not number and values.shape[1] - gap != 1:
+            continue
+        # Where a space is a token, it stands between arrow and y alone, and no line begins with it.
+        cut = lines(digits, "" if gap else " ")
+        x, arrow, y, newline = cut[0][4:8]
+        if any(ids[4] != one[gap:] for ids, one in zip(cut, written, strict=True)):
+            continue
+        start = start_tokens(tokenizer)
+        if gap:  # and where a text begins with one in any case, so does the first line
+            start += cut[0][0][: len(cut[0][0]) - len(x)]
+        return NumberFormat(values[:, gap:], tuple(start), (*arrow, *y[:gap]), tuple(newline))
     wanted = f"all numbers like {number} in as many tokens" if number else "digits as single tokens"
     raise IclError(f"This tokenizer does not write {wanted}. Use another model.")
 

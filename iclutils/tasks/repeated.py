@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from ..errors import IclError
-from ..models import TransformerBridge, bos, check_tokens, words
+from ..models import TransformerBridge, bos, check_tokens, encode, token_ids, words
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ def repeated_tokens(
 ) -> RepeatedTokens:
     """Sample ``count`` sequences of ``times`` copies of L tokens, after the model's BOS.
 
-    With ``distinct`` nothing repeats within a copy.
+    Only ids that the model's tokenizer has are drawn; rows of an embedding beyond them were never
+    trained. With ``distinct`` nothing repeats within a copy.
 
     Example:
         >>> import torch
@@ -89,14 +90,15 @@ def repeated_tokens(
             f"L = {length} needs {times * length + 1} positions and the model has "
             f"{model.cfg.n_ctx}: use L <= {(model.cfg.n_ctx - 1) // times}."
         )
-    vocab = model.cfg.d_vocab
-    drawn = RepeatedTokens.draw(count, length, vocab, bos(model), generator, times, distinct)
-    return RepeatedTokens(drawn.tokens.to(model.cfg.device), length)
+    known, first = token_ids(model), bos(model)
+    place = int(torch.searchsorted(known, first))  # of BOS among the ids that are drawn from
+    drawn = RepeatedTokens.draw(count, length, len(known), place, generator, times, distinct)
+    return RepeatedTokens(known[drawn.tokens].to(model.cfg.device), length)
 
 
 def text_twice(model: TransformerBridge, text: str) -> RepeatedTokens:
     """BOS and a text two times over: repeated tokens of the reader's own, for any head score."""
-    ids = words(model)(text, add_special_tokens=False)["input_ids"]
+    (ids,) = encode(words(model), [text])["input_ids"]
     if len(ids) < 2:
         raise IclError(f"The prompt {text!r} has {len(ids)} tokens: give at least two.")
     tokens = torch.tensor([[bos(model), *ids, *ids]], device=model.cfg.device)

@@ -26,7 +26,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import IclError, unknown
-from ..files import sha256
+from ..models import encode as encode_text
+from ..models import start_tokens
 from .prompts import Prompts, Role
 
 Row = tuple[str, int]  # a text and its class
@@ -41,15 +42,6 @@ CONTEXT = 1024  # of GPT-2, to which most_shots refers
 
 
 @dataclass(frozen=True)
-class File:
-    """One split's parquet file on the hub, by its SHA-256 or by its rows of each class."""
-
-    path: str
-    digest: str | None = None
-    counts: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
 class TextTask:
     """The template of a task, and the data set that it is written for, if there is one."""
 
@@ -61,24 +53,20 @@ class TextTask:
     text: str = "text"  # columns of the data set
     label: str = "label"
     classes: tuple[str, ...] = ()  # its own names of its classes
-    repo: str = ""  # where on the hub it lies
+    repo: str = ""  # where on the hub it lies, pinned to a commit
     revision: str = ""
-    train: File | None = None
-    test: File | None = None  # what the paper evaluates on
+    train: str = ""  # parquet files there
+    test: str = ""
 
 
-def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-
-
-def _task(**fields: Any) -> TextTask:
+def _task(fields: dict[str, Any]) -> TextTask:
     """Make a task of its fields in ``tasks.yml``."""
-    files = {k: File(**_tuples(v)) for k, v in fields.items() if isinstance(v, dict)}
-    return TextTask(**_tuples(fields) | files)
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    return TextTask(**values)
 
 
 _FIELDS = yaml.safe_load((OWN / "tasks.yml").read_text(encoding="utf-8"))
-TASKS = {name: _task(**fields) for name, fields in _FIELDS.items()}
+TASKS = {name: _task(fields) for name, fields in _FIELDS.items()}
 
 
 # Rows
@@ -104,7 +92,7 @@ def load(name: str, split: Split) -> list[Row]:
         return rows
     folder = os.environ.get("ICLUTILS_DATA")
     local = Path(folder) / f"{name}.{split}.jsonl" if folder else None
-    return _rows(name, split, local if local and local.is_file() else _fetch(name, split))
+    return _rows(name, local if local and local.is_file() else _fetch(name, split))
 
 
 def passages(
@@ -113,7 +101,7 @@ def passages(
     """Return kinds and beginnings of our passages of prose, BOS and ``length`` tokens each."""
     lines = [line.split("\t") for line in PASSAGES.read_text(encoding="utf-8").splitlines()]
     kinds, texts = map(list, zip(*lines, strict=True))
-    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    ids = encode_text(tokenizer, texts)["input_ids"]
     shortest = min(map(len, ids))
     if not 1 <= length <= shortest:
         raise IclError(f"The passages have {shortest} tokens and more; got length={length}.")
@@ -133,30 +121,28 @@ def with_labels(task: TextTask, labels: str) -> TextTask:
 
 
 def _fetch(name: str, split: Split) -> Path:
-    """Download one split, or find it in the cache, and verify it."""
+    """Download one split, or find it in the cache."""
     data = TASKS[name]
     local = (
         f"put {name}.{split}.jsonl, one object a line with {data.text!r} and {data.label!r} "
         f"(0 to {len(data.classes) - 1}: {', '.join(data.classes)}), in a folder and name it in "
         "ICLUTILS_DATA"
     )
-    file = getattr(data, split)
-    if file is None:
+    if not data.repo:
         raise IclError(f"{name!r} is not fetched from the hub, as no copy is pinned: {local}.")
+    file = getattr(data, split)
     try:
-        path = hf_hub_download(data.repo, file.path, repo_type="dataset", revision=data.revision)
+        path = hf_hub_download(data.repo, file, repo_type="dataset", revision=data.revision)
     except Exception as error:  # the hub client raises many unrelated types
         raise IclError(
-            f"Could not fetch {file.path} of {data.repo} ({type(error).__name__}). Connect to the "
+            f"Could not fetch {file} of {data.repo} ({type(error).__name__}). Connect to the "
             f"network and run again, or {local}."
         ) from error
-    if file.digest is not None and sha256(Path(path)) != file.digest:
-        raise IclError(f"{path} does not match its pinned SHA-256. Delete it and run again.")
     return Path(path)
 
 
-def _rows(name: str, split: Split, path: Path) -> list[Row]:
-    """Read rows of a JSON-lines or parquet file; their counts tell whether classes are ours."""
+def _rows(name: str, path: Path) -> list[Row]:
+    """Read rows of a JSON-lines or parquet file; refuse those that are of another task."""
     data = TASKS[name]
     read = parquet.read_table if path.suffix == ".parquet" else pyarrow_json.read_json
     try:
@@ -174,13 +160,6 @@ def _rows(name: str, split: Split, path: Path) -> list[Row]:
                 f"{path}, row {i}: {data.text!r} must be text, not {text!r}, and {data.label!r} a "
                 f"class id in 0..{count - 1}, not {label!r}."
             )
-    counts = tuple(sum(label == c for _, label in rows) for c in range(count))
-    file = getattr(data, split)
-    if path.suffix == ".parquet" and file.counts and counts != file.counts:
-        raise IclError(
-            f"{path} has {counts} rows of the classes {' '.join(data.classes)}, not {file.counts}: "
-            "they are numbered in another order, or rows are missing. Get it again."
-        )
     return rows
 
 
@@ -239,13 +218,50 @@ def _check_supply(rows: Sequence[Row], classes: int, needed: int) -> None:
 # Prompts
 
 
-def first_tokens(words: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the id of the first sub-token of each word, with the space before; a word that the
-    vocabulary lacks, or of which that is a space, raises."""
+def pieces_in_place(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[Sequence[str]]
+) -> list[list[list[int]]]:
+    """Return the token ids of each piece of each text, read where the pieces stand.
+
+    Alone, a piece can become other tokens: Llama-2's tokenizer begins every text with a space. A
+    token belongs to the piece that its last character comes from, so that a space goes with the
+    word after it. The tokenizer must be a fast one.
+    """
+    split = []
+    for pieces, (row, offsets) in zip(texts, _with_offsets(tokenizer, texts), strict=True):
+        ids = [list[int]() for _ in pieces]
+        for token, owner in zip(row, _owners(pieces, offsets), strict=True):
+            ids[owner].append(token)
+        split.append(ids)
+    return split
+
+
+def _with_offsets(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[Sequence[str]]
+) -> list[tuple[list[int], list[tuple[int, int]]]]:
+    """Return ids of texts of pieces, and the first character of each token and the one after it."""
+    if not getattr(tokenizer, "is_fast", False):
+        raise IclError("This tokenizer is no fast one of transformers: give a tokenizer.json.")
+    joined = ["".join(pieces) for pieces in texts]
+    encoded = encode_text(tokenizer, joined, return_offsets_mapping=True)
+    return list(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True))
+
+
+def _owners(pieces: Sequence[str], offsets: Sequence[tuple[int, int]]) -> Int[np.ndarray, "token"]:
+    """Return the piece that the last character of each token comes from."""
+    last = [max(end - 1, 0) for _, end in offsets]
+    return np.searchsorted(np.cumsum([len(piece) for piece in pieces]), last, side="right")
+
+
+def first_tokens(
+    words: Sequence[str], tokenizer: PreTrainedTokenizerBase, before: str = ":"
+) -> list[int]:
+    """Return the id of the first sub-token of each word, with the space before, as it stands after
+    ``before``; a word that the vocabulary lacks, or of which that is a space, raises."""
     core = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     missing = {tokenizer.unk_token, getattr(core, "unk_token", None), None}
-    first = tokenizer(list(words), add_special_tokens=False)["input_ids"]
-    for word, ids in zip(words, first, strict=True):
+    split = pieces_in_place(tokenizer, [(before, word) for word in words])
+    for word, (_, ids) in zip(words, split, strict=True):
         if not ids or tokenizer.convert_ids_to_tokens(ids[0]) in missing:
             raise IclError(f"The label word {word!r} is not in the vocabulary of this tokenizer.")
         if not str(tokenizer.decode(ids[:1])).strip():
@@ -253,12 +269,12 @@ def first_tokens(words: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> li
                 f"Of the label word {word!r} this tokenizer makes a space and the rest: use one "
                 "that is no number."
             )
-    return [ids[0] for ids in first]
+    return [ids[0] for _, ids in split]
 
 
 def label_tokens(task: TextTask, tokenizer: PreTrainedTokenizerBase) -> Int[Tensor, "cls"]:
     """Return the id of the first sub-token of each label word (section 2.1, footnote 2)."""
-    first = first_tokens(task.label_words, tokenizer)
+    first = first_tokens(task.label_words, tokenizer, task.answer_cue)
     for i, word in enumerate(task.label_words):
         if first.index(first[i]) < i:
             other = task.label_words[first.index(first[i])]
@@ -319,12 +335,13 @@ def encode(
     unseen: int = 0,
 ) -> Prompts:
     """Tokenise prompts of pieces that, joined, are their text; for texts and labels use ``build``.
-    Those that are too long or contradict themselves (``Prompts.check``) raise."""
-    if not getattr(tokenizer, "is_fast", False):
-        raise IclError("This tokenizer is no fast one of transformers: give a tokenizer.json.")
-    texts = ["".join(piece for piece, _ in p) for p in parts]
-    encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    ids = encoded["input_ids"]
+
+    BOS comes first where the tokenizer gives it to every text. Prompts that are too long or
+    contradict themselves (``Prompts.check``) raise.
+    """
+    read = _with_offsets(tokenizer, [[piece for piece, _ in p] for p in parts])
+    start = start_tokens(tokenizer)
+    ids = [start + row for row, _ in read]
     kept = [n for n in range(len(ids)) if len(ids[n]) <= context]
     if len(kept) < len(ids) and (over_long == "error" or not kept):
         raise IclError(
@@ -333,13 +350,12 @@ def encode(
             f"{max(map(len, ids))}. Show fewer demonstrations, use a model with a longer context, "
             'or leave those queries out with over_long="drop".'
         )
-    places = [_places(parts[n], encoded["offset_mapping"][n]) for n in kept]
+    places = [_places(parts[n], read[n][1], len(start)) for n in kept]
     longest = max(len(ids[n]) for n in kept)
-    pad = next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None)
     shape = len(kept), len(demo_class[0])
     label_pos = torch.tensor([at for _, at in places], dtype=torch.long).view(shape)
-    prompts = Prompts(
-        tokens=torch.tensor([ids[n] + [pad] * (longest - len(ids[n])) for n in kept]),
+    prompts = Prompts(  # padded with token 0: a tokenizer's pad token may be none of the model's
+        tokens=torch.tensor([ids[n] + [0] * (longest - len(ids[n])) for n in kept]),
         roles=torch.tensor([roles + [Role.PAD] * (longest - len(roles)) for roles, _ in places]),
         target=torch.tensor([len(roles) - 1 for roles, _ in places]),
         label_pos=label_pos,
@@ -361,24 +377,23 @@ def _pieces(task: TextTask, shown: Sequence[Row], query: str) -> list[Piece]:
 
 
 def _places(
-    pieces: Sequence[Piece], offsets: Sequence[tuple[int, int]]
+    pieces: Sequence[Piece], offsets: Sequence[tuple[int, int]], start: int
 ) -> tuple[list[int], list[int]]:
     """Find the role of every token, and the position of each label word's first sub-token.
 
-    ``offsets``: first character of each token and the one after its last.
+    Before the tokens at these ``offsets`` come ``start`` others that belong to no piece.
     """
-    edges = np.cumsum([len(piece) for piece, _ in pieces])
-    owner = np.searchsorted(edges, [end - 1 for _, end in offsets], side="right")
-    roles = [int(pieces[p][1]) for p in owner]
+    texts = [piece for piece, _ in pieces]
+    owner, begins = _owners(texts, offsets), np.cumsum([0, *map(len, texts)])
     labels = []
     for p, (word, role) in enumerate(pieces):
         if role != Role.LABEL:
             continue
         at = int(np.searchsorted(owner, p))
-        if at == len(owner) or owner[at] != p or offsets[at][0] < edges[p] - len(word):
+        if at == len(owner) or owner[at] != p or offsets[at][0] < begins[p]:
             raise IclError(
                 f"This tokenizer merges the label word {word!r} with what stands beside it: use "
                 "other label words."
             )
-        labels.append(at)
-    return roles, labels
+        labels.append(start + at)
+    return [int(Role.FORMAT)] * start + [int(pieces[p][1]) for p in owner], labels

@@ -20,8 +20,9 @@ from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import IclError, unknown
+from ..models import start_tokens
 from .prompts import Prompts, Role
-from .text import Piece, Split, encode, first_tokens
+from .text import Piece, Split, encode, first_tokens, pieces_in_place
 
 Pair = tuple[str, str]  # a word and what the function makes of it
 Row = tuple[str, ...]  # a word and what stands in some columns
@@ -139,7 +140,7 @@ def ask(
         )
     pool, asked = load(name, "train"), load(name, split)
     answers = list(dict.fromkeys(answer for _, answer in (*pool, *asked)))
-    first = dict(zip(answers, first_tokens(_spaced(answers), tokenizer), strict=True))
+    first = dict(zip(answers, first_tokens(_spaced(answers), tokenizer, " ->"), strict=True))
 
     def fits(query: Pair, example: Pair) -> bool:
         same = example[1] == query[1]
@@ -203,13 +204,17 @@ def rivals(
     out, and too few raise. ``blank`` stands before each word. No word comes twice in a prompt.
     """
 
-    def ids(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
+    def in_place(*pieces: str) -> list[list[int]]:
+        return pieces_in_place(tokenizer, [pieces])[0]
 
     def single(row: Row) -> bool:
-        lengths = [len(ids(x)) for x in (blank + row[0], *_spaced(row[1:]))]
+        first, second = (
+            in_place("\n", blank + row[0], " ->", f" {answer}", "\n") for answer in row[1:]
+        )
+        lengths = [len(first[1]), len(first[3]), len(second[3])]
         return row[1] != row[2] and lengths == [2 * row[0].count(", ") + 1, 1, 1]
 
+    start = start_tokens(tokenizer)
     pool, asked = ([*filter(single, rows)] for rows in (shown, asked))
     sides: tuple[list[list[int]], list[list[int]]] = [], []
     answers = []
@@ -222,8 +227,9 @@ def rivals(
             break
         for column, side in enumerate(sides, 1):
             lines = [(blank + row[0], row[column]) for row in rows[1:]]
-            side.append(ids("".join(text for text, _ in _pieces(lines, blank + query[0]))))
-        answers.append([ids(answer)[0] for answer in _spaced(query[1:])])
+            text = "".join(text for text, _ in _pieces(lines, blank + query[0]))
+            side.append(start + in_place(text)[0])
+        answers.append(first_tokens(_spaced(query[1:]), tokenizer, " ->"))
     if len(answers) < count:
         raise IclError(
             f"Too few words are single tokens of this model: {len(pool)} to show, {len(asked)} to "
@@ -277,8 +283,8 @@ def _write(
         context=context,
         unseen=max(len(row) - len({answer for _, answer in demos}) for demos, row in rows),
     )
-    lines = [f" {answer}\n" for _, answer in queries]
-    whole = tokenizer(lines, add_special_tokens=False)["input_ids"]
+    lines = [(f"{word} ->", f" {answer}\n") for word, answer in queries]
+    whole = [ids for _, ids in pieces_in_place(tokenizer, lines)]
     longest = max(map(len, whole))
     return Asked(prompts, torch.tensor([ids + [-1] * (longest - len(ids)) for ids in whole]))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import IclError, unknown
-from ..files import check_sums, output_folder, read_json
+from ..files import check_sums, output_folder
 
 ROOT = Path(__file__).parent
 HELD_OUT = (3, 4, 5, 6, 7)  # seeds trained once the recipes were frozen: verdicts are theirs
@@ -80,20 +80,12 @@ def find(name_or_path: str | Path, step: int | None = None) -> Path:
     name = str(name_or_path)
     if has(name):
         return folder(name, step)
-    if Path(name).is_dir() and step is None:
-        return Path(name)
+    if (own := Path(name).expanduser()).is_dir() and step is None:
+        return own
     raise IclError(
         f"There is no model {name!r}: not shipped, not in {trained()}, and no folder. "
         f"If a recipe has that name, train it: python -m training {name}"
     )
-
-
-def kind(name_or_path: str | Path) -> str:
-    """What a name or folder holds: ``in-context regressors``, ``solvers`` or a ``transformer``."""
-    name = str(name_or_path)
-    config = find(name) / "config.json" if has(name) or Path(name).is_dir() else None
-    known = read_json(config).get("model_type") if config and config.is_file() else None
-    return known if known in ("in-context regressors", "solvers") else "transformer"
 
 
 def log(name: str) -> Path:

@@ -13,7 +13,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from iclutils import IclError, models, zoo
-from iclutils.files import sha256, write_sums
+from iclutils.files import sha256
 from iclutils.models import language
 
 small = partial(models.load, "induction-0")
@@ -99,23 +99,10 @@ def test_wrong_names_and_tokens_say_what_to_do(call, message):
         call()
 
 
-def test_broken_folders_and_an_absent_network_say_what_to_do(tmp_path, monkeypatch):
+def test_an_absent_network_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     with pytest.raises(IclError, match=r"Could not fetch owner/name at aaaaaaaaaaaa .*mini tier"):
         models.load("owner/name@" + "a" * 40)
-    with pytest.raises(IclError, match=r"no config.json"):
-        models.load(tmp_path)
-    save_gpt2(tmp_path)
-    write_sums(tmp_path)
-    weights = tmp_path / "model.safetensors"
-    whole = weights.read_bytes()
-    weights.write_bytes(whole[:-4] + b"\0\1\2\3")
-    with pytest.raises(IclError, match="does not match its recorded SHA-256"):
-        models.load(tmp_path)
-    (tmp_path / "SHA256SUMS").unlink()
-    weights.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(IclError, match="could not be loaded"):
-        models.load(tmp_path)
 
 
 def test_a_tokenizer_is_the_model_s_own_or_given(tmp_path):

@@ -15,7 +15,6 @@ from tiny import real_tokenizer, whole_words
 from transformers import AutoTokenizer
 
 from iclutils import IclError
-from iclutils.files import sha256
 from iclutils.tasks import text, topics, words
 from iclutils.tasks.functions import Problem
 from iclutils.tasks.prompts import Role
@@ -233,17 +232,13 @@ def test_rows_from_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "hf_hub_download", download)
     columns = {"idx": [0, 1, 2], "sentence": ["bad ", "good", "fine"], "label": [0, 1, 1]}
     pq.write_table(pa.table(columns), file)
-    with pytest.raises(IclError, match=r"file.parquet does not match its pinned SHA-256. Delete"):
-        text.load("sst2", "test")
+    assert text.load("sst2", "test") == [("bad ", 0), ("good", 1), ("fine", 1)]
     assert asked == {
         "repo": "stanfordnlp/sst2",
         "path": "data/validation-00000-of-00001.parquet",
         "repo_type": "dataset",
         "revision": "8d51e7e4887a4caaa95b3fbebbf53c0490b58bbb",
     }
-    pinned = text.File("data.parquet", sha256(file))
-    monkeypatch.setitem(text.TASKS, "sst2", replace(text.TASKS["sst2"], train=pinned, test=pinned))
-    assert text.load("sst2", "train") == [("bad ", 0), ("good", 1), ("fine", 1)]
 
 
 def built(shown=SHOWN, query=("w1", 0), words=(" Negative", " Positive")):

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...interp.clean_corrupt import CleanCorrupt, classification, of_rivals
-from ...models import TransformerBridge
+from ...models import TransformerBridge, start_tokens
 from ...models import words as model_words
 from ...tasks import words
 from ...tasks.prompts import Prompts, leave_out
@@ -140,18 +140,22 @@ def of_words(
     """Return prompts about one of ``FUNCTIONS``, asked of held-out words; corrupt: about its rival.
     No word comes twice in a prompt."""
     shown, asked = words.half(rows(function), "train"), words.half(rows(function), "test")
-    drawn = words.rivals(shown, asked, model_words(model), count, examples, generator, " ")
-    return of_lines(Margin(**vars(of_rivals(model, *drawn))), examples)
+    reader = model_words(model)
+    drawn = words.rivals(shown, asked, reader, count, examples, generator, " ")
+    start = len(start_tokens(reader))
+    return of_lines(Margin(**vars(of_rivals(model, *drawn))), examples, start)
 
 
-def of_lines(task: Margin, examples: int) -> Question:
+def of_lines(task: Margin, examples: int, start: int = 0) -> Question:
     """Return the question of prompts of so many lines ``word -> answer``, all of one length in
     tokens, and one without its answer. The newline before a line belongs to it, so that a prompt
-    without examples begins with one."""
+    without examples begins with one; ``start`` tokens (BOS) before the first belong to none."""
     place = torch.arange(task.clean.shape[1], device=task.clean.device)
-    line = (len(place) + 2) // (examples + 1)  # tokens of a line, the last of which has two fewer
-    cues = (line - 3 + line * place[:examples]).expand(len(task), -1)
+    # tokens of a line, the last of which has two fewer
+    line = (len(place) - start + 2) // (examples + 1)
+    cues = (start + line - 3 + line * place[:examples]).expand(len(task), -1)
     example = (place[:, None] > cues[0] + 1).sum(1)
+    example[:start] = -1
     return Question(task, example.expand_as(task.clean), cues, torch.zeros_like(cues))
 
 
