@@ -54,7 +54,7 @@ def _is_control(control, label_pos, draw):
     count = label_pos - before - 1
     share = torch.stack([(places == before + 1 + i).float().mean(0) for i in range(count.max())])
     wanted = (torch.arange(len(share))[:, None, None] < count) / count
-    if (share - wanted).abs().max() > 0.2:
+    if (share - wanted).abs().max() > 0.25:
         raise Mistake("Not every word of a demonstration has the same chance.")
     refuse_other_draws(control, label_pos, draw)
     return 1.0
