@@ -97,27 +97,18 @@ def test_a_program_may_talk_to_itself_and_to_nobody_else(bounded):
     assert "gone out" not in end.text.replace("print('gone out')", "")
 
 
-# Each is tried, in Python, by native code, by libraries; none is to signal, read or write outside.
+# Each is tried by native code, by libraries, by mounts; the corpus below tries Python and shells.
 LIBC = "import ctypes; libc = ctypes.CDLL(None); "
 ATTACKS = {
-    "signal": "import os; os.kill(os.getppid(), 9); os.kill(-1, 9)",
-    "signal natively": LIBC + "import os; libc.kill(os.getppid(), 9); libc.kill(-1, 9)",
+    "signal": LIBC + "import os; libc.kill(os.getppid(), 9); libc.kill(-1, 9)",
     "read by a link": "import os; os.symlink({secret!r}, 'x'); print(open('x').read())",
-    "read by /proc": "print(open('/proc/self/root' + {secret!r}).read())",
-    "read as the parent": "import os; "
-                          "print(open(f'/proc/{{os.getppid()}}/root' + {secret!r}).read())",
-    "read by a shell": "import os; os.system('cat {secret}')",
-    "read natively": LIBC + "libc.system(b'cat {secret}')",
     "read by pyarrow": "import pyarrow.csv as c; print(c.read_csv({secret!r}))",
     "read by torch": "import torch; "
                      "print(bytes(torch.UntypedStorage.from_file({secret!r}, False, 999)))",
-    "write": "import os; open('x', 'w'); os.rename('x', {other!r})",
-    "write by a shell": "import os; os.system('echo evil > {other}')",
-    "write natively": LIBC + "libc.write(libc.open(b'{other}', 1), b'evil', 4)",
+    "write": LIBC + "libc.write(libc.open(b'{other}', 1), b'evil', 4); libc.system(b'>{other}')",
     "unmount": "import os; os.system('unshare -rm sh -c \"umount -a; cat {secret}\"')",
     "write to libraries": "import os; os.system('unshare -rm sh -c \"mount -o remount,rw,bind "
                           "{library}; echo > {library}/evil\"')",
-    "a shell's bomb": "import os; os.system('bomb() {{ bomb | bomb & }}; bomb; sleep 9')",
 }  # fmt: skip
 
 
@@ -908,6 +899,7 @@ def _import_first(cells):
 CLASS = {
     "as text after imports that fail": (_import_first, ("4", "4", "4")),
     "ends its process": (WRONG["ends its process"][0], ("0", "4", "4")),
+    "under a name": (put("student =", "student = 'Ada Lovelace'"), ("4", "4", "4")),
 }
 
 
@@ -919,6 +911,8 @@ def test_a_small_class(hw05, build, tmp_path, where):
         row = found[name]
         assert (row["q1"], row["q2"], row["q3"], row["confined"]) == (*points, where[0]), row
         assert row["status"] == "graded"
+        named = name == "under a name"  # with the number and the letter of somebody without one
+        assert (row["signed"], row["q4"]) == (("ada lovelace", "2") if named else ("", "4"))
 
 
 @pytest.mark.nightly

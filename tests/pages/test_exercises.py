@@ -1,7 +1,7 @@
 """The exercises: their form, that what they name exists, and what their tests say.
 
 An exercise is three cells: the box with its hint, the stub, and the test of what is written there.
-The boxes of the solutions stand at the end of the chapter; an open question has none.
+The box of its solution stands below it, or at the end of the chapter; an open question has none.
 """
 
 import ast

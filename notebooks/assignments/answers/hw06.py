@@ -65,7 +65,7 @@ def _is_control(control, heads, per_layer, draw):
             raise Mistake("`other_heads` returns a list of pairs (layer, head).")
         return [(int(layer), int(head)) for layer, head in found.reshape(-1, 2)]
 
-    seen = [drawn() for _ in range(80)]
+    seen = [drawn() for _ in range(150)]
     for found in seen:
         if any(not 0 <= head < per_layer for _, head in found):
             raise Mistake(f"There is no such head: a layer has the heads 0 to {per_layer - 1}.")

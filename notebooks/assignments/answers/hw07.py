@@ -62,7 +62,7 @@ def _votes(seed):
 
 def _vectors(seed):
     d = 4 + seed
-    return normal(generator(seed), d) + 0.5, 400, generator(seed + 50)
+    return normal(generator(seed), d) + 0.5, 1000, generator(seed + 50)
 
 
 def _is_control(others, vector, count, draw):
