@@ -12,7 +12,8 @@ import argparse
 import json
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -28,7 +29,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from iclutils import IclError, models
 from iclutils.chapters.contrastive_kernel import ablation
 from iclutils.chapters.label_anchors import isolation, saliency
-from iclutils.interp import at_query, head_scores, hooks
+from iclutils.interp import at_query, graph, head_scores, hooks, patching
+from iclutils.interp.clean_corrupt import CleanCorrupt
 from iclutils.models import TransformerBridge
 from iclutils.tasks.prompts import Prompts, Role
 
@@ -36,7 +38,9 @@ PAGES = Path(__file__).resolve().parents[1] / "book/architectures"  # table.json
 FAULT = "traceback: "
 EXACT = 1e-4  # nats: what rounding explains
 COPY = 8  # random tokens of a sequence, which come twice
-HEAD_OUT = (1, 2)
+HEAD_OUT, EDGE_OUT = (1, 2), (0, 1)  # a head that is removed, and one whose edges are patched
+MLPS = ("mlp.dense_4h_to_h", "ffn.down_proj", "mlp", "feed_forward", "block_sparse_moe", "fc2",
+        "output.dense")  # fmt: skip
 OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "wo", "output.dense")
 VOCAB, BOS = 61, 60
 SIZES = {
@@ -275,6 +279,77 @@ class Alone:
                     return found[0]
         raise ValueError(f"no output matrix in {type(attention).__name__}")
 
+    def edge(
+        self, clean: Tensor, corrupt: Tensor, head: tuple[int, int], mlp: int | None
+    ) -> Tensor:
+        """Return log-probabilities of the clean sequences when what a head writes on the corrupt
+        ones reaches the MLP of one layer and nothing else, or, if None, the last norm."""
+        writes = [self._projection(layer) for layer in self.layers]
+        mlps = [self._mlp(layer) for layer in self.layers]
+        (other,) = self._watched([writes[head[0]]], corrupt, inputs=True)
+        stored = dict(zip([*writes, *mlps], self._watched([*writes, *mlps], clean), strict=True))
+        width = other.shape[-1] // self.network.config.get_text_config().num_attention_heads
+        channels = slice(head[1] * width, (head[1] + 1) * width)
+
+        def patched(module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            z = args[0].clone()
+            z.view(*other.shape)[..., channels] = other[..., channels]
+            return (z, *args[1:])
+
+        reader = None if mlp is None else mlps[mlp]
+        frozen = {m: out for m, out in stored.items() if m not in (writes[head[0]], reader)}
+        change = writes[head[0]].register_forward_pre_hook(patched)
+        with _replaced(frozen):
+            if reader is None:
+                out = self(clean)
+            else:
+                (live,) = self._watched([reader], clean)
+        change.remove()
+        if reader is not None:  # from there on everything follows
+            with _replaced({reader: live}):
+                out = self(clean)
+        return out
+
+    def _watched(
+        self, modules: list[nn.Module], tokens: Tensor, inputs: bool = False
+    ) -> list[Tensor]:
+        """Return what some modules give, or are given, on these tokens."""
+        seen: dict[nn.Module, Tensor] = {}
+
+        def keep(module: nn.Module, args: tuple[Tensor, ...], out: Any) -> None:
+            value = args[0] if inputs else out[0] if isinstance(out, tuple) else out
+            seen[module] = value.clone()  # some blocks add to it in place
+
+        handles = [module.register_forward_hook(keep) for module in modules]
+        self.network(tokens)
+        for handle in handles:
+            handle.remove()
+        return [seen[module] for module in modules]
+
+    def _mlp(self, attention: nn.Module) -> nn.Module:
+        """Return what the MLP of a layer ends with, before a norm, a factor and the residual."""
+        for part in self.network.modules():
+            inside = dict(part.named_modules())
+            if attention in inside.values() and (names := [n for n in MLPS if n in inside]):
+                layer = inside[names[0]]
+        return layer
+
+
+@contextmanager
+def _replaced(outputs: dict[nn.Module, Tensor]) -> Iterator[None]:
+    """Let modules give what they are told to."""
+
+    def told(module: nn.Module, args: Any, out: Any) -> Any:
+        new = outputs[module].clone()
+        return (new, *out[1:]) if isinstance(out, tuple) else new
+
+    handles = [module.register_forward_hook(told) for module in outputs]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
 
 @dataclass(frozen=True)
 class Case:
@@ -411,6 +486,29 @@ def without_updates(case: Case) -> float:
     return _gap(ours, case.alone(tokens, change=change)[:, -1].gather(1, answer[:, None])[:, 0])
 
 
+def edge_to_mlp(case: Case) -> float:
+    """Compare the nats lost when what a head writes reaches one MLP corrupt."""
+    return _edge(case, graph.Node("mlp_in", 1))
+
+
+def edge_to_logits(case: Case) -> float:
+    """Compare the nats lost when what a head writes reaches the unembedding corrupt."""
+    return _edge(case, graph.Node("logits"))
+
+
+def _edge(case: Case, reader: graph.Node) -> float:
+    clean, at = case.tokens, case.tokens.shape[1] - 1
+    corrupt = torch.cat([clean[:, :1], (clean[:, 1:] + 7) % BOS], 1)
+    answer = clean[:, COPY : COPY + 1]
+    task = CleanCorrupt(clean, corrupt, torch.full((2, 1), at), answer)
+    edge = graph.head(*EDGE_OUT), reader
+    ours = patching.path_patching(case.model, task, [edge])[graph.of(case.model).index(edge)]
+    layer = None if reader.layer < 0 else reader.layer
+    runs = case.alone(clean), case.alone.edge(clean, corrupt, EDGE_OUT, layer)
+    whole, without = (run[:, -1].gather(1, answer)[:, 0] for run in runs)
+    return _gap(ours, whole - without)
+
+
 MEASURES: dict[str, Callable[[Case], float]] = {
     "predictions": predictions,
     "with a cache": with_a_cache,
@@ -421,6 +519,8 @@ MEASURES: dict[str, Callable[[Case], float]] = {
     "saliency (02)": label_saliency,
     "labels cut (02)": labels_cut,
     "no updates (05)": without_updates,
+    "edge to an MLP (06)": edge_to_mlp,
+    "edge to the logits (06)": edge_to_logits,
 }
 
 
@@ -460,11 +560,15 @@ def table(rows: dict[str, dict[str, float | str]]) -> str:
     lines = ["| architecture | " + " | ".join(MEASURES) + " |", "|---" * (len(MEASURES) + 1) + "|"]
     for name, row in rows.items():
         cells = [
-            f"refused {reasons.index(x) + 1}" if _is_text(x) else f"{x:.0e}" for x in row.values()
+            f"refused {reasons.index(x) + 1}" if _is_text(x) else _shown(x) for x in row.values()
         ]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     numbered = [f"{i}. {reason}" for i, reason in enumerate(reasons, 1)]
     return "\n".join([*lines, "", "Refused, because:", "", *numbered, ""])
+
+
+def _shown(gap: float) -> str:
+    return f"{gap:.0e}" if is_exact(gap) else f"**wrong by {gap:.2g}**"
 
 
 def _is_text(value: object) -> bool:

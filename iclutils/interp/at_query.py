@@ -188,7 +188,7 @@ def rotate(
     compares it with what the model does. For keys at a distance, see ``rotate_apart``.
     """
     norm = getattr(model.blocks[layer].attn, f"{channel}_norm", None)
-    if norm is not None and norm.weight.shape == states.shape[-1:]:
+    if getattr(norm, "weight", torch.empty(0)).shape == states.shape[-1:]:
         states = norm(states)
     if turns is None:
         return states

@@ -179,6 +179,8 @@ def keys_values(
     options: dict[str, Any] = {"use_cache": True, "return_type": "logits_and_cache", **past}
     with torch.no_grad():
         _, cache = model.run_with_hooks(tokens, fwd_hooks=[*hooks], logits_to_keep=1, **options)
+    if cache is None:
+        raise IclError(f"{misfit} stores no keys and values. Use one that does, such as GPT-2.")
     return tuple(la.keys for la in cache.layers), tuple(la.values for la in cache.layers)
 
 

@@ -232,9 +232,12 @@ def _fold(bridge: TransformerBridge, name: str, tokens: Tensor, expected: Tensor
             f"TransformerLens cannot fold the norms of {name!r} into its weights, so that measures "
             "that read weights would leave them out. Load it with fold=False."
         )
+    # A sink takes a share of the attention, so that a value bias counts less than once.
     sinks = any("sinks" in parameter for parameter, _ in bridge.named_parameters())
-    try:  # a sink takes a share of the attention, so that a value bias counts less than once
-        bridge.enable_compatibility_mode(disable_warnings=True, fold_value_biases=not sinks)
+    capped = (getattr(bridge.cfg, "output_logits_soft_cap", None) or 0.0) > 0  # logits that count
+    options = {"fold_value_biases": not sinks, "center_unembed": not capped}
+    try:
+        bridge.enable_compatibility_mode(disable_warnings=True, **options)
         gap = _gap(logits(bridge, tokens), expected)
     except Exception as error:  # it raises many types
         raise IclError(
