@@ -291,7 +291,7 @@ def dual_head(
         above.text((low + end) / 2, 1.03 * high, name, ha="center", va="bottom", size=8)
     above.set_xticks(range(len(tokens)), tokens, rotation=90, size=8)
     above.set(ylabel="attention", xlim=(-0.7, len(tokens) - 0.3), ylim=(0, 1.2 * high))
-    above.set_title("kernel smoother: a weight for each token", loc="left")
+    above.set_title("attention: a weight for each token", loc="left")
     end = 0.0
     for i, (part, colour) in enumerate(zip(parts, colours, strict=True)):
         below.barh(i, part, left=end, color=colour)
@@ -302,7 +302,7 @@ def dual_head(
     below.axvline(0, color="black", lw=0.8)
     below.invert_yaxis()
     below.set(xlabel=unit)
-    below.set_title("dual model: a start, and a step for each example", loc="left")
+    below.set_title("output: a start, and an update for each example", loc="left")
     return figure
 
 
