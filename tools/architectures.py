@@ -171,6 +171,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "kv_lora_rank": 8, "q_lora_rank": 8,
         "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8, "first_k_dense_replace": 1}),
     "MiniMax-M2": ("minimax_m2", HEAD | EXPERTS),
+    "ERNIE-4.5 MoE": ("ernie4_5_moe", GROUPED | HEAD | EXPERTS),
+    "AFMoE": ("afmoe", GROUPED | HEAD | EXPERTS),
+    "Laguna": ("laguna", GROUPED | HEAD | EXPERTS),
+    "FlexOLMo": ("flex_olmo", EXPERTS),
+    "JetMoE": ("jetmoe", {}),
+    "InternLM-3": ("internlm3", GROUPED),
+    "Persimmon": ("persimmon", {}),
     "LFM-2": ("lfm2", GROUPED),
     "Jamba": ("jamba", GROUPED | EXPERTS | {
         "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,

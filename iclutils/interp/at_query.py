@@ -189,7 +189,7 @@ def rotate(
     """
     norm = getattr(model.blocks[layer].attn, f"{channel}_norm", None)
     if getattr(norm, "weight", torch.empty(0)).shape == states.shape[-1:]:
-        states = norm(states)
+        states = norm(states)  # type: ignore[misc]
     if turns is None:
         return states
     cos, sin = (part[..., None, :] for part in turns)

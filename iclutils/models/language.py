@@ -113,15 +113,17 @@ def load(
     if tokenizer is None:
         tokenizer = checkpoint.tokenizer(folder, name)
     words = tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None
-    first = checkpoint.bos(folder, network.config.vocab_size, words)
-    tokens = _probe(network)
+    size = network.config.get_text_config().vocab_size
+    first = checkpoint.bos(folder, size, words)
+    network = network.to(device)  # type: ignore[arg-type]
+    tokens = _probe(network).to(device)
     expected = checkpoint.log_probabilities(network, tokens, name)
     network = checkpoint.write_out(network)
     try:
         bridge = TransformerBridge.boot_transformers(
             str(folder),
             hf_model=network,
-            tokenizer=_numbers(network.config.vocab_size, first),
+            tokenizer=_numbers(size, first),
             device=device,
         )
     except Exception as error:  # it raises many types
@@ -136,9 +138,9 @@ def load(
     elif tokenizer is None and not zoo.has(name):
         bridge.tokenizer = None
     try:
-        _examine(bridge, name, tokens.to(device), expected.to(device))
+        _examine(bridge, name, tokens, expected)
         if fold:
-            _fold(bridge, name, tokens.to(device), expected.to(device))
+            _fold(bridge, name, tokens, expected)
     except IclError:
         raise
     except Exception as error:  # of code that TransformerLens has for another option
