@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from inspect import isfunction, signature
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -127,13 +128,10 @@ def known(notebook: Path) -> dict[str, Any]:
 
 
 def refused(value: Any) -> bool:
-    """Whether an answer may not use it."""
-    try:
-        checks.prepared("it", lambda: value())
-        home = getattr(value, "__module__", None) or getattr(value, "__name__", "")
-        return any(f"{home}.".startswith(f"{each}.") for each in (*checks.MEASURES, *DRAWS))
-    except Exception:
-        return True
+    """Whether an answer may not use it, or does not."""
+    home = str(getattr(value, "__module__", None) or getattr(value, "__name__", ""))
+    modules = (*checks.MEASURES, *DRAWS)
+    return checks._within(home, modules) and not checks._within(home, checks.TOOLS)
 
 
 def sources(notebook: Path) -> Iterator[str]:
@@ -182,7 +180,15 @@ def lines(notebook: Path) -> list[Lines]:
                     with contextlib.suppress(SyntaxError):  # a return, a yield
                         code = compile(text, notebook.stem, "exec")
                         result.append(Lines(code, attributes(text, read), text, space))
-    return result
+    return result + [whole(name, space) for name in space if isfunction(space[name])]
+
+
+def whole(name: str, space: dict[str, Any]) -> Lines:
+    """Return the call of a function that a chapter defines, with what it has to be given."""
+    given = [p for p in signature(space[name]).parameters.values() if p.default is p.empty]
+    reads: dict[str, set[str]] = {f"_{i}": set() for i in range(len(given))}
+    text = f"_answer = {name}({', '.join(reads)})"
+    return Lines(compile(text, name, "exec"), reads, text, space)
 
 
 def pasted(homework: str, notebook: Path) -> list[str]:
@@ -212,7 +218,6 @@ def is_right(
     part: checks.Part, answer: Any, inputs: tuple[Any, ...], expected: Any, seconds: float
 ) -> bool:
     """Whether the public check passes, in a processor's time that an answer needs."""
-
     running = True
 
     def stop(*_: Any) -> None:

@@ -33,6 +33,10 @@ def test_no_line_of_any_chapter_answers_a_homework(homework):
         ("hw01", "for q in range(3):\n    length = a.shape[-1] // 2\n    back = range(length + 2)\n"
          "    rows = [a[:, :, length + 1:].diagonal(length + 1 - d, -2, -1) for d in back]\n"
          "    best = torch.stack([x.mean((0, 2)) for x in rows], -1).argmax(-1)", "looks_back"),
+        ("hw05", "def phi(omega, x, ways=(1, -1)):\n"
+         "    half = x.square().sum(1, keepdim=True) / 2\n"
+         "    both = [(x @ omega.T * w - half).exp() for w in ways]\n"
+         "    return torch.cat(both, 1) / (2 * len(omega)) ** 0.5", "features"),
     ],
 )  # fmt: skip
 def test_a_line_that_answers_one_is_seen_under_any_names(tmp_path, homework, cell, answer):
