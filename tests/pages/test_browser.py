@@ -91,27 +91,6 @@ def test_a_page_can_be_used(reader, looks, name):
     assert complaints(tab, looks) == {}
 
 
-@pytest.mark.nightly
-def test_what_is_wrong_would_be_found(reader):
-    tab = settled(reader, "book/how_to_read")
-    tab.evaluate(
-        """() => {
-            const main = document.querySelector("article p");
-            main.insertAdjacentHTML("beforebegin", `<h6>Low</h6><img src="x.png"><button></button>
-              <p>Like others</p><p style="color: #999; background: #fff">Pale</p>`);
-            document.documentElement.lang = "";
-            fetch("https://example.org/").catch(() => 0);
-        }"""
-    )
-    assert reader.left == ["https://example.org/"]
-    assert tab.evaluate("nameless()")
-    lines = complaints(tab, "phone, light and dark")
-    rules = {line.split(": ")[1] for where in WIDTHS for line in lines[where]}
-    assert rules == {"image-alt", "button-name", "heading-order", "html-has-lang"}
-    for theme in ("light", "dark"):
-        assert ["Pale" in line for line in lines[f"phone, {theme}"]] == [True]
-
-
 def focused(tab):
     return tab.evaluate_handle("document.activeElement").as_element()
 

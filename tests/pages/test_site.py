@@ -12,7 +12,7 @@ from iclutils import claims, presets, scorecard
 
 ROOT = Path(__file__).parents[2]
 INCLUDED = re.compile(r"```\{include\} (\S+)")
-LIMIT = 2_000_000  # bytes that one page may cost its reader
+LIMIT = 1_500_000  # bytes that one page may cost its reader before a press
 
 
 class Page(HTMLParser):

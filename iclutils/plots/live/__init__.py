@@ -70,13 +70,13 @@ def heads(model: Any, tokens: Sequence[int] | Tensor, names: Sequence[str] = ())
             f"with iclutils.interp."
         )
     ids = torch.as_tensor(tokens).flatten().tolist()
-    if not 2 <= len(ids) <= min(MOST_TOKENS, config.n_positions):
-        most = min(MOST_TOKENS, config.n_positions)
+    most = min(MOST_TOKENS, config.n_positions)
+    if not 2 <= len(ids) <= most:
         raise IclError(f"There are {len(ids)} tokens; the figure shows 2 to {most}.")
     if not all(0 <= i < config.vocab_size for i in ids):
         raise IclError(f"Tokens are ids from 0 to {config.vocab_size - 1}; these are not: {ids}.")
     raw = [weight.detach().float().cpu().contiguous() for weight in weights.values()]
-    sizes = {"width": config.n_embd, "heads": config.n_head, "pos": config.n_positions}
+    sizes = {"width": config.n_embd, "heads": config.n_head, "pos": most}
     part = {
         "name": type(network).__name__,
         "config": {**sizes, "tokens": ids, "names": [str(name) for name in names]},

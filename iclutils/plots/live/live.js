@@ -111,9 +111,10 @@ const Live = (() => {
   //   checks   options, of which some: the state holds their values with blanks between
   //   actions  options: [[label, (state) => state]]
   // and optional: more, class. -> {element, set(state)}
+  const mark = Math.random().toString(36).slice(2, 8); // of this copy: a notebook may have several
   let count = 0;
   function control(field, get, change) {
-    const { kind, name, label, options = [] } = field, id = `live-${++count}`;
+    const { kind, name, label, options = [] } = field, id = `live-${mark}-${++count}`;
     const put = (value) => change({ ...get(), [name]: value });
     if (kind === "actions") {
       const buttons = options.map(([text, act]) =>

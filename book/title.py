@@ -1,0 +1,62 @@
+"""Draw the title picture, ``_static/title.svg``: python book/title.py; SmolLM2 must be at hand.
+
+It is the prompt of the tour. An arc leads from the last line to each answer, as wide as the
+attention that one head of SmolLM2 pays to it there: 17.5, which looks most at the answers.
+"""
+
+from pathlib import Path
+
+import torch
+
+from iclutils import models
+
+PAIRS = {"walk": "walking", "play": "playing", "help": "helping", "jump": "jumping"}
+PAIRS |= {"look": "looking", "swim": "swimming"}
+HEAD = 17, 5
+LINE, LEFT, ANSWER, WIDEST = 30, 30, 140, 18  # a line's height, where words begin, the widest arc
+
+
+def looks() -> tuple[list[float], float]:
+    """Return the attention from the last arrow to each answer (5), and the chance of *swimming*."""
+    net = models.load("smollm2")
+    prompt = "\n".join(f"{verb} -> {form}" for verb, form in PAIRS.items())
+    tokens = net.to_tokens(prompt.removesuffix(" swimming"))
+    answer = net.to_tokens(prompt)[0, tokens.shape[1]]
+    words = net.to_str_tokens(tokens)
+    _, cache = models.cached(net, tokens, lambda hook: hook.endswith("hook_pattern"))
+    row = cache["pattern", HEAD[0]][0, HEAD[1], -1]
+    answers = [i + 1 for i, word in enumerate(words[:-1]) if "->" in word]
+    chance = torch.softmax(models.logits(net, tokens)[0, -1], -1)[answer]
+    return [float(row[i]) for i in answers], float(chance)
+
+
+def picture(attention: list[float], chance: float) -> str:
+    """Return the drawing: words are text, colours are those of the page."""
+    end = 24 + 5 * LINE
+    rows = []
+    for i, (verb, form) in enumerate(PAIRS.items()):
+        y = 24 + i * LINE
+        last = i == len(attention)
+        rows.append(f'<text x="{LEFT}" y="{y}">{verb}</text><text x="90" y="{y}">→</text>')
+        colour = ' class="title-answer"' if last else ""
+        rows.append(f'<text x="{ANSWER}" y="{y}"{colour}>{form}</text>')
+    for i, weight in enumerate(attention):
+        y, right = 19 + i * LINE, ANSWER + 108 + 16 * (5 - i)
+        curve = f"M{ANSWER + 84} {y}C{right} {y} {right} {end - 5} {ANSWER + 98} {end - 5}"
+        width = WIDEST * weight / max(attention)
+        rows.append(f'<path d="{curve}" stroke-width="{width:.1f}"/>')
+    said = (
+        "Five verbs with their forms in -ing, and swim with an arrow. From the arrow, arcs lead to "
+        "the answers of the five examples, as wide as the attention of one head of SmolLM2. It "
+        f"says swimming, with a probability of {chance:.2f}."
+    )
+    drawn = "\n".join(rows)
+    return (
+        f'<svg class="title" viewBox="0 0 400 {end + 16}" role="img" aria-label="{said}">\n'
+        f"{drawn}\n</svg>\n"
+    )
+
+
+if __name__ == "__main__":
+    path = Path(__file__).with_name("_static") / "title.svg"
+    path.write_text(picture(*looks()), encoding="utf-8")
