@@ -36,6 +36,8 @@ FUNCTIONS = {  # list, column, rival (the word itself, where the list has no oth
     "first name": ("surnames", "first", "word"),
     "colour": ("things", "colour", "word"),
     "third person": ("actions", "third-person", "gerund"),
+    "gerund": ("deeds", "gerund", "past"),
+    "lower case": ("places", "lower", "plural"),
 }
 TWICE = {"clean", "banana", "lemon", "cherry", "strawberry", "raspberry"}  # in two of the lists
 
@@ -135,11 +137,16 @@ class Question:
 
 
 def of_words(
-    model: TransformerBridge, function: str, count: int, examples: int, generator: torch.Generator
+    model: TransformerBridge,
+    function: str,
+    count: int,
+    examples: int,
+    generator: torch.Generator,
+    split: words.Split = "test",
 ) -> Question:
-    """Return prompts about one of ``FUNCTIONS``, asked of held-out words; corrupt: about its rival.
-    No word comes twice in a prompt."""
-    shown, asked = words.half(rows(function), "train"), words.half(rows(function), "test")
+    """Return prompts about one of ``FUNCTIONS``, asked of held-out words, or of those that examples
+    are of (``"train"``); corrupt: about its rival. No word comes twice in a prompt."""
+    shown, asked = words.half(rows(function), "train"), words.half(rows(function), split)
     reader = model_words(model)
     drawn = words.rivals(shown, asked, reader, count, examples, generator, " ")
     start = len(start_tokens(reader))
