@@ -15,13 +15,14 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from ...interp import removal
+from ...interp.clean_corrupt import CleanCorrupt
 from ...interp.head_scores import same_layers
 from ...interp.hooks import Head, logits_at, logits_under
 from ...interp.removal import Outcome, Replacement
 from ...models import TransformerBridge, get_act_name
 from ..attention_circuits.stability import top
 from .marks import LENSES, Marks
-from .question import Answered, Question
+from .question import Question
 from .smoothers import beyond_counting
 
 Heads = frozenset[int]  # numbers of heads in order of depth
@@ -84,7 +85,7 @@ def accuracy(model: TransformerBridge, question: Question) -> float:
     return question.said(logits[:, 0]).right.mean().item()
 
 
-def sides(model: TransformerBridge, question: Question, wrong: Question) -> dict[str, Answered]:
+def sides(model: TransformerBridge, question: Question, wrong: Question) -> dict[str, Outcome]:
     """Return the answers after the examples, with these permuted (``wrong``), after the rival's
     examples likewise, and without any."""
     bare, end = question.bare
@@ -135,19 +136,31 @@ def removals(
     for way in COMPARED:
         prompts = wrong.task if way == WRONG else task
         names = compared(way, sets)
-        both = [[heads[k] for k in names], *([[others[k] for k in names]] * (way in CONTROLLED))]
-        flat = removal.without(model, prompts, sum(both, []), ways[way])
-        found[way] = Outcome(*(x.cpu().unflatten(0, (len(both), -1)) for x in flat))
+        groups = {k: heads[k] for k in names}
+        found[way] = beside(model, prompts, groups, others if way in CONTROLLED else {}, ways[way])
     return found
+
+
+def beside(
+    model: TransformerBridge,
+    task: CleanCorrupt,
+    sets: Mapping[str, Sequence[Head]],
+    others: Controls,
+    new: Replacement,
+) -> Outcome:
+    """Return what is left without each set, and without its controls if there are any: (set or
+    control, set, batch)."""
+    groups: list[Any] = [*sets.values(), *(others[k] for k in sets if others)]
+    flat = removal.without(model, task, groups, new)
+    return Outcome(*(x.cpu().unflatten(0, (-1, len(sets))) for x in flat))
 
 
 RIVALS = "the same prompt with the rival's answers"
 CONTROLLED = (OTHERS, RIVAL)
 COMPARED: dict[str, tuple[str, ...]] = {  # the sets of each way; of none, all
-    **{OTHERS: (), RIVAL: (), ZERO: ()},
-    OWN: ("circuit", "anchors", "induction", *GROUPS, EITHER),
+    **{OTHERS: (), OWN: ("circuit", "anchors", "induction", *GROUPS, EITHER)},
+    **dict.fromkeys((RIVAL, ZERO, WRONG), ("circuit", *GROUPS, EITHER)),
     LEAST: (*GROUPS, EITHER),
-    WRONG: ("circuit", *GROUPS, EITHER),
 }
 
 
@@ -174,7 +187,7 @@ def steered(
     model: TransformerBridge,
     question: Question,
     vectors: Iterable[tuple[int, Float[Tensor, "d_model"]]],
-) -> Answered:
+) -> Outcome:
     """Return the answers without examples when a vector is added at the target after a layer,
     (pair, batch): for each pair of layer and vector."""
     tokens, target = question.bare

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...interp.clean_corrupt import CleanCorrupt, classification, of_rivals
+from ...interp.removal import Outcome, outcome
 from ...models import TransformerBridge, start_tokens
 from ...models import words as model_words
 from ...tasks import words
@@ -51,14 +51,6 @@ class Margin(CleanCorrupt):
     ) -> Float[Tensor, "*lead"]:
         """Return the margin of single predictions, in nats."""
         return right - (choices.sum(-1) - right) / (choices.shape[-1] - 1)
-
-
-class Answered(NamedTuple):
-    """Answers of a model at the targets of prompts, or under each of some interventions."""
-
-    margin: Float[Tensor, "*way batch"]  # nats
-    right: Float[Tensor, "*way batch"]  # 1 where the answer is the likeliest of all tokens
-    p: Float[Tensor, "*way batch"]  # probability of the answer, of all tokens
 
 
 @dataclass(frozen=True)
@@ -100,12 +92,11 @@ class Question:
         """Return the logit of the right answer less the mean of the other choices, in nats."""
         return self.task.score(logits[:, None])
 
-    def said(self, logits: Float[Tensor, "*way batch vocab"]) -> Answered:
-        """Return margin, success and probability of the right answer."""
-        right = self.task.answer.expand(*logits.shape[:-1], 1)
-        p = logits.softmax(-1).gather(-1, right)[..., 0]
-        hit = (logits.argmax(-1) == right[..., 0]).to(p)
-        return Answered(self.task.score(logits[..., None, :]), hit, p)
+    def said(self, logits: Float[Tensor, "*way batch vocab"]) -> Outcome:
+        """Return probability, margin and success of the right answer."""
+        lead, flat = logits.shape[:-1], logits.reshape(-1, *logits.shape[-2:])
+        every = [outcome(self.task, each) for each in flat]
+        return Outcome(*(torch.stack(x).reshape(lead) for x in zip(*every, strict=True)))
 
     def mixed(self, generator: torch.Generator) -> Question:
         """Return the same prompts, each example clean or corrupt by a coin; two choices only."""
