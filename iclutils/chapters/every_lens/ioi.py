@@ -26,6 +26,7 @@ from ...interp.graph import Node, of
 from ...interp.head_scores import attention_patterns
 from ...interp.hooks import Head
 from ...interp.removal import Replacement
+from ...interp.statistics import mean_se, pseudo_values
 from ...models import TransformerBridge
 from .question import Margin
 
@@ -40,6 +41,7 @@ NAMES += ("Peter", "Mark", "Alice", "David", "Laura", "Simon", "Emma", "Jack", "
 PLACES = ("park", "store", "school", "garden", "office", "station")
 THINGS = ("book", "ring", "letter", "drink", "basket", "key")
 CLASSES = ("name mover", "S-inhibition", "duplicate token", "induction", "previous token")
+MATTERS = 0.01  # of the whole lead: the bar of minimality
 SIZES = {"name mover": 5, "S-inhibition": 5, "at S2": 6, "previous token": 4}  # near the paper's 26
 
 
@@ -178,14 +180,16 @@ def tested(
     def leads(sets: Sequence[Sequence[Sequence[Head]]]) -> Float[Tensor, "set batch"]:
         return removal.without(model, said.task, sets, new).margin
 
-    order = [torch.randperm(size, generator=generator).tolist() for _ in range(halves)]
-    some = [[[whole[r][i] for i in each[: size // 2]] for r in range(rows)] for each in order]
+    picks = [torch.randperm(size, generator=generator)[: size // 2] for _ in range(halves)]
+    some = [[[whole[r][i] for i in pick.tolist()] for r in range(rows)] for pick in picks]
     missing = [*parts, *some]
     one = [(part, i) for part in parts for i in range(len(part[0]))]
     rest = [[[*part[r][:i], *part[r][i + 1 :]] for r in range(rows)] for part, i in one]
     complete = torch.stack([leads([outside(k) for k in missing]), leads(missing)], 1)
-    with_class = leads([outside(part) for part, _ in one])
-    minimal = torch.stack([leads([outside(k) for k in rest]), with_class], 1)
+    without_class = leads([outside(part) for part in parts])
+    sizes = torch.tensor([len(part[0]) for part in parts])
+    each = leads([outside(k) for k in rest]), without_class.repeat_interleave(sizes, 0)
+    minimal = torch.stack(each, 1)
     return Tested(leads([outside([()] * rows)])[0], complete, minimal)
 
 
@@ -200,3 +204,30 @@ def in_layers(
     for heads in parts.values():
         ends.append(ends[-1] + len(heads))
     return [[drawn[row][a:b] for row in range(rows)] for a, b in pairwise(ends)]
+
+
+def summary(test: Tested, whole: Float[Tensor, "batch"]) -> dict[str, tuple[float, float, int]]:
+    """Return faithfulness, incompleteness and minimality as means with standard errors over pairs
+    of names, whose prompts stand together; ``whole``: the leads of the whole model, in nats.
+
+    Incompleteness is of the part K with the largest difference; the error of the share of heads
+    that minimality is comes from leaving out a pair at a time.
+    """
+    scale = whole.mean()
+
+    def by_pair(leads: Float[Tensor, "*item batch"]) -> Float[Tensor, "*item pair"]:
+        return (leads / scale).unflatten(-1, (-1, len(TEMPLATES))).mean(-1).double()
+
+    def needed(pairs: Sequence[int]) -> float:
+        return float((effects[:, [*pairs]].mean(1).abs() > MATTERS).double().mean())
+
+    gaps = by_pair(test.complete[:, 0] - test.complete[:, 1])  # (part, pair)
+    worst = gaps[gaps.mean(1).abs().argmax()]
+    effects = by_pair(test.minimal[:, 0] - test.minimal[:, 1])  # (head, pair)
+    pairs = range(effects.shape[1])
+    jackknife = pseudo_values(lambda some: needed(some), pairs) if len(pairs) > 1 else [0.0]
+    return {
+        "faithful": (*mean_se(by_pair(test.circuit)), len(pairs)),
+        "complete": (*mean_se(worst * worst.mean().sign()), len(pairs)),
+        "minimal": (needed(pairs), mean_se(torch.tensor(jackknife))[1], len(pairs)),
+    }
