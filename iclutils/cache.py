@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
+import os
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -27,6 +30,9 @@ from .zoo import smollm2
 
 Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
+# Processor seconds of this process: computed, and read from disk, where they were spent earlier.
+# Written to the file that $ICLUTILS_WORK names, so that the record of a run can tell.
+WORK = {"computed": 0.0, "read": 0.0}
 
 
 def cached(
@@ -45,9 +51,14 @@ def cached(
     stored = Memory(folder(), verbose=0, compress=1).cache(
         _call, ignore=["function", "args", "named"]
     )
-    value, states = stored(
+    before = WORK["computed"]
+    value, states, seconds = stored(
         _Hasher().hash((_versions(), function, args, named)), function, args, named
     )
+    if WORK["computed"] == before:
+        WORK["read"] += seconds
+    if "ICLUTILS_WORK" in os.environ:
+        Path(os.environ["ICLUTILS_WORK"]).write_text(json.dumps(WORK), encoding="utf-8")
     for generator, state in zip(draws, states, strict=True):
         generator.set_state(state)
     return cast(Value, value)
@@ -58,10 +69,16 @@ def folder() -> Path:
     return smollm2.cache() / "measured"
 
 
-def _call(key: str, function: Callable[..., Value], args: Any, named: Any) -> tuple[Value, Any]:
+def _call(
+    key: str, function: Callable[..., Value], args: Any, named: Any
+) -> tuple[Value, list[Tensor], float]:
+    """Compute what is stored: the value, the states of its generators, its processor seconds."""
+    start = time.process_time()
     value = function(*args, **named)
     draws = [x for x in (*args, *named.values()) if isinstance(x, torch.Generator)]
-    return value, [draw.get_state() for draw in draws]
+    seconds = time.process_time() - start
+    WORK["computed"] += seconds
+    return value, [draw.get_state() for draw in draws], seconds
 
 
 @cache

@@ -62,20 +62,56 @@ def logits_under(
     The layers below the first hooked one of a list are those of a single pass, for all lists.
     """
     firsts = [_layers(name for name, _ in hooks)[0] if hooks else 0 for hooks in ways]
-    names = {layer: get_act_name("resid_post", layer - 1) for layer in set(firsts) if layer}
+    states, tuples = _states_below(model, tokens, firsts)
+    for layer, hooks in zip(firsts, ways, strict=True):
+        with torch.no_grad():
+            scores = _resumed(model, states[layer], layer, tuples, hooks, at)
+        yield scores
+
+
+def start_above(
+    model: TransformerBridge,
+    tokens: Tokens,
+    layer: int,
+    hooks: Sequence[Hook],
+    at: Int[Tensor, "batch entry"] | None = None,
+) -> Float[Tensor, "batch entry vocab"]:
+    """Return logits under hooks of this layer and later ones, with gradients to what these put in
+    place; the layers below run without. Without gradients, use ``logits_under``."""
+    states, tuples = _states_below(model, tokens, [layer])
+    return _resumed(model, states[layer], layer, tuples, hooks, at)
+
+
+def _states_below(
+    model: TransformerBridge, tokens: Tokens, layers: Iterable[int]
+) -> tuple[dict[int, Tensor], bool]:
+    """Return what each of these layers reads (of layer 0, the tokens), and whether blocks return
+    tuples."""
+    names = {layer: get_act_name("resid_post", layer - 1) for layer in {*layers} if layer}
     outputs = list[object]()  # by the first block: a tensor or, of some architectures, a tuple
     handle = model.blocks[0].register_forward_hook(lambda block, args, out: outputs.append(out))
     try:
-        _, seen = run_with_hooks(model, tokens, [], names.values(), max(firsts, default=0) or None)
+        _, seen = run_with_hooks(model, tokens, [], names.values(), max(names, default=0) or None)
     finally:
         handle.remove()
+    states = {layer: seen[name] for layer, name in names.items()}
+    return {0: tokens} | states, isinstance(outputs[0], tuple)
+
+
+def _resumed(
+    model: TransformerBridge,
+    source: Tensor,
+    layer: int,
+    tuples: bool,
+    hooks: Sequence[Hook],
+    at: Int[Tensor, "batch entry"] | None,
+) -> Float[Tensor, "batch entry vocab"]:
+    """Run the layers from this one on what it reads."""
+    start: dict[str, Any] = {"start_at_layer": layer} if layer else {}
     last = [] if at is None else [at_positions(at)]
-    for layer, hooks in zip(firsts, ways, strict=True):
-        start: dict[str, Any] = {"start_at_layer": layer} if layer else {}
-        source = seen[names[layer]] if layer else tokens
-        with torch.no_grad(), _idle(model, layer, isinstance(outputs[0], tuple)):
-            scores = model.run_with_hooks(source, fwd_hooks=[*hooks, *last], **start)
-        yield scores
+    with _idle(model, layer, tuples):
+        scores: Tensor = model.run_with_hooks(source, fwd_hooks=[*hooks, *last], **start)
+    return scores
 
 
 @contextmanager

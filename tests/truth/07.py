@@ -79,9 +79,12 @@ steered = run(taken_out(shown), {("resid", EARLY): added})[0]
 ways = {
     "resample": instead(SET, lambda la, h: before["z", la][:, h]),
     "zero": instead(SET, lambda la, h: torch.zeros(SIZE)),
+    "mean": instead(SET, lambda la, h: before["z", la][:, h].mean((0, 1))),
     "mlp": {("mlp", DEEP): lambda x: before["mlp", DEEP]},
 }
-removed = {name: margin(run(clean, edits)[0]) for name, edits in ways.items()}
+without = {name: run(clean, edits)[0] for name, edits in ways.items()}
+removed = {name: margin(logits) for name, logits in without.items()}
+of_mean = without["mean"][:, -1].softmax(-1).gather(1, choices[:, :1])[:, 0]
 
 
 def votes(weights, shows):
@@ -135,6 +138,8 @@ expected = {
     "margin of the bare prompt": margin(bare),
     "margin without four heads, resampled": removed["resample"],
     "margin without four heads, zero": removed["zero"],
+    "margin without four heads, mean over the other side": removed["mean"],
+    "probability without four heads, mean over the other side": of_mean,
     "margin without MLP 20": removed["mlp"],
     "fit of ridge on the states": agreement(voted, target),
     "algorithm 18.6": agreement(rest(share), rest(target)),

@@ -46,6 +46,7 @@ from iclutils.interp import (
     hooks,
     patching,
     readout,
+    removal,
     weights,
 )
 from iclutils.interp.clean_corrupt import CleanCorrupt, baselines
@@ -213,6 +214,8 @@ def chapter_07(net, given):
     logits, states, looks = smoothers.read_examples(net, mixed, 20)
     ridge = smoothers.SMOOTHERS["ridge on states"](states)
     beyond = smoothers.beyond_counting(looks, mixed.shows, logits)
+    other = removal.mean_over([removal.head_means(net, given["corrupt"])], "the other side")
+    by_mean = removal.without(net, task, [[tuple(h) for h in given["heads"].tolist()]], other)
     return {
         "margin": found.clean,
         "margin of the corrupt side": found.corrupt,
@@ -227,6 +230,8 @@ def chapter_07(net, given):
         "margin of the bare prompt": steered[1],
         "margin without four heads, resampled": resampled[0],
         "margin without four heads, zero": patching.ablate(net, task, sets[:1], "zero")[0],
+        "margin without four heads, mean over the other side": by_mean.margin[0],
+        "probability without four heads, mean over the other side": by_mean.p[0],
         "margin without MLP 20": resampled[1],
         "fit of ridge on the states": smoothers.fit(ridge, mixed.shows, logits),
         "algorithm 18.6": beyond[layer, h],

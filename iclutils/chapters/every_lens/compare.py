@@ -1,4 +1,4 @@
-"""The six lenses side by side: the heads that each marks, what these cost when they are taken away,
+"""The six lenses side by side: the heads that each marks, what is left of the answer without these,
 and what a vector does that is added at the target of a prompt without examples.
 
 Sources: Yin and Steinhardt 2025 (sets that leave out another's); Hendel et al. 2023 (the state of a
@@ -14,16 +14,23 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
+from ...interp import removal
+from ...interp.clean_corrupt import CleanCorrupt
 from ...interp.head_scores import same_layers
-from ...interp.hooks import How, ablate_sets, logits_at, logits_under
+from ...interp.hooks import Head, logits_at, logits_under
+from ...interp.removal import Outcome, Replacement
 from ...models import TransformerBridge, get_act_name
 from ..attention_circuits.stability import top
 from .marks import LENSES, Marks
-from .question import Answered, Question
+from .question import Question
 from .smoothers import beyond_counting
 
 Heads = frozenset[int]  # numbers of heads in order of depth
-Cost = Float[Tensor, "set draw"]
+Controls = Mapping[str, Sequence[Sequence[Head]]]  # for each set, other heads for each prompt
+BOTH, EITHER = "match and read", "match or read"
+GROUPS = (BOTH, "match only", "read only")  # they share no head; together they are ``EITHER``
+OTHERS, RIVAL, ZERO = "other functions", "rival's prompt", "zero"
+OWN, LEAST, WRONG = "own function", "least harm", "wrong pairs"
 
 
 def head_scores(
@@ -50,14 +57,16 @@ def strongest(scores: Mapping[str, Float[Tensor, "layer head"]], many: int) -> d
 
 def sets_to_remove(top: Mapping[str, Set[int]]) -> dict[str, Heads]:
     """Return the heads that each lens marks, and what matching prefixes, reading answers and
-    writing the vector share or have alone. The last two leave out what the other marks."""
+    writing the vector share or have alone. "Match only" and "read only" leave out what the other
+    marks, as do the two that compare matching with writing."""
     match, read, write = (frozenset(top[k]) for k in ("induction", "anchors", "vector"))
     return {k: frozenset(v) for k, v in top.items()} | {
-        "match and read": match & read,
+        BOTH: match & read,
         "match only": match - read,
         "read only": read - match,
         "match, not vector": match - write,
         "vector, not match": write - match,
+        EITHER: match | read,
     }
 
 
@@ -76,7 +85,7 @@ def accuracy(model: TransformerBridge, question: Question) -> float:
     return question.said(logits[:, 0]).right.mean().item()
 
 
-def sides(model: TransformerBridge, question: Question, wrong: Question) -> dict[str, Answered]:
+def sides(model: TransformerBridge, question: Question, wrong: Question) -> dict[str, Outcome]:
     """Return the answers after the examples, with these permuted (``wrong``), after the rival's
     examples likewise, and without any."""
     bare, end = question.bare
@@ -90,32 +99,95 @@ def sides(model: TransformerBridge, question: Question, wrong: Question) -> dict
     return {k: question.said(logits_at(model, *side)[:, 0]) for k, side in read.items()}
 
 
-def without(
-    model: TransformerBridge, question: Question, sets: Sequence[Heads], how: How
-) -> Answered:
-    """Return the answers without each set of heads at all positions, (set, batch): resampled (as on
-    the corrupt side), by their mean over prompts and positions, or zero."""
-    task, width = question.task, model.cfg.n_heads
-    heads = [[divmod(i, width) for i in sorted(some)] for some in sets]
-    hooks = ablate_sets(model, task.clean, heads, how, task.corrupt)
-    logits = logits_under(model, task.clean, hooks, task.at)
-    return question.said(torch.stack([x[:, 0] for x in logits]))
+def controls(sets: Mapping[str, Heads], width: int, rows: int, generator: Generator) -> Controls:
+    """Return for each set what ``removal.dealt`` draws for so many prompts."""
+    heads = {k: [divmod(i, width) for i in sorted(some)] for k, some in sets.items()}
+    return {k: removal.dealt(some, width, rows, generator) for k, some in heads.items()}
 
 
-def lost(whole: Answered, less: Answered, gap: float) -> tuple[Cost, Cost]:
-    """Return what removals (set, draw, batch) cost of ``whole``, of which they have the first
-    prompts: share of the gap (in nats), and accuracy; the means over prompts."""
-    margin, right = (
-        x[: y.shape[-1]].mean().cpu() - y.mean(-1) for x, y in zip(whole[:2], less[:2], strict=True)
-    )
-    return (margin / gap).double(), right.double()
+def removals(
+    model: TransformerBridge,
+    right: Question,
+    wrong: Question,
+    sets: Mapping[str, Heads],
+    others: Controls,
+    constants: Mapping[str, Replacement],
+) -> dict[str, Outcome]:
+    """Return what is left of the answers without each set of heads, and without its controls.
+
+    Args:
+        model: the model.
+        right: the prompts.
+        wrong: the same prompts, their answers permuted among the examples.
+        sets: the heads to remove, as of ``sets_to_remove``.
+        others: the controls of each set.
+        constants: what the outputs become: the means over ``OTHERS`` and over the ``OWN`` function,
+            and the constants of ``LEAST`` harm. The other ways need none.
+
+    Returns:
+        For each way an outcome (set or control, set, batch): 1 or 2 in the first place, and those
+        sets of ``COMPARED[way]`` in the second.
+    """
+    task, width = right.task, model.cfg.n_heads
+    heads = {k: [divmod(i, width) for i in sorted(some)] for k, some in sets.items()}
+    ways = {ZERO: removal.zeros(model), WRONG: constants[OTHERS], **constants}
+    ways[RIVAL] = removal.outputs_on(model, task.corrupt, RIVALS)
+    found = {}
+    for way in COMPARED:
+        prompts = wrong.task if way == WRONG else task
+        names = compared(way, sets)
+        groups = {k: heads[k] for k in names}
+        found[way] = beside(model, prompts, groups, others if way in CONTROLLED else {}, ways[way])
+    return found
+
+
+def beside(
+    model: TransformerBridge,
+    task: CleanCorrupt,
+    sets: Mapping[str, Sequence[Head]],
+    others: Controls,
+    new: Replacement,
+) -> Outcome:
+    """Return what is left without each set, and without its controls if there are any: (set or
+    control, set, batch)."""
+    groups: list[Any] = [*sets.values(), *(others[k] for k in sets if others)]
+    flat = removal.without(model, task, groups, new)
+    return Outcome(*(x.cpu().unflatten(0, (-1, len(sets))) for x in flat))
+
+
+RIVALS = "the same prompt with the rival's answers"
+CONTROLLED = (OTHERS, RIVAL)
+COMPARED: dict[str, tuple[str, ...]] = {  # the sets of each way; of none, all
+    **{OTHERS: (), OWN: ("circuit", "anchors", "induction", *GROUPS, EITHER)},
+    **dict.fromkeys((RIVAL, ZERO, WRONG), ("circuit", *GROUPS, EITHER)),
+    LEAST: (*GROUPS, EITHER),
+}
+
+
+def compared(way: str, sets: Mapping[str, Heads]) -> list[str]:
+    """Return the names of the sets that are removed in a way, in their order."""
+    return [k for k in sets if not COMPARED[way] or k in COMPARED[way]]
+
+
+def fitted(
+    model: TransformerBridge,
+    asked: Mapping[str, Question],
+    sets: Mapping[str, Mapping[str, Heads]],
+    start: Replacement,
+    steps: int,
+) -> Replacement:
+    """Return the constants that hurt least when the heads that match or read are removed: one
+    vector a head for all functions, fitted on the prompts on which the heads were chosen."""
+    width = model.cfg.n_heads
+    heads = {c: [divmod(i, width) for i in sorted(some[EITHER])] for c, some in sets.items()}
+    return removal.least_harm(model, [(asked[c].task, heads[c]) for c in sets], start, steps)
 
 
 def steered(
     model: TransformerBridge,
     question: Question,
     vectors: Iterable[tuple[int, Float[Tensor, "d_model"]]],
-) -> Answered:
+) -> Outcome:
     """Return the answers without examples when a vector is added at the target after a layer,
     (pair, batch): for each pair of layer and vector."""
     tokens, target = question.bare
@@ -138,7 +210,7 @@ def random_like(vector: Float[Tensor, "*lead d_model"], generator: Generator) ->
     return drawn * vector.norm(dim=-1, keepdim=True) / drawn.norm(dim=-1, keepdim=True)
 
 
-def record(cases: Mapping[str, tuple[Any, ...]], single: Answered) -> dict[str, Any]:
+def record(cases: Mapping[str, tuple[Any, ...]], single: Outcome) -> dict[str, Any]:
     """Return what live figure 7 shows. Of each case: model, prompts, sets, answers and, by way of
     removal, answers without the sets; ``single``: without each head. Written are probabilities
     (thousandths) and margins (tenths of a nat) of three prompts a case, each set and a control."""
@@ -153,7 +225,7 @@ def record(cases: Mapping[str, tuple[Any, ...]], single: Answered) -> dict[str, 
         text = {"case": case, "text": decode(here.task.clean[row]).strip("\n")}
         text["answers"] = [decode(i).strip() for i in here.task.choices[row]]
         text["whole"] = written(whole.p[row], whole.margin[row])
-        first = {way: (x.p[:, :2, row], x.margin[:, :2, row]) for way, x in less.items()}
+        first = {way: (x.p[:, :, row].T, x.margin[:, :, row].T) for way, x in less.items()}
         return text | {way: written(*x) for way, x in first.items()}
 
     sets = {c: x[2].items() for c, x in cases.items()}

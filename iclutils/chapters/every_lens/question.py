@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...interp.clean_corrupt import CleanCorrupt, classification, of_rivals
+from ...interp.removal import Outcome, outcome
 from ...models import TransformerBridge, start_tokens
 from ...models import words as model_words
 from ...tasks import words
@@ -36,6 +36,8 @@ FUNCTIONS = {  # list, column, rival (the word itself, where the list has no oth
     "first name": ("surnames", "first", "word"),
     "colour": ("things", "colour", "word"),
     "third person": ("actions", "third-person", "gerund"),
+    "gerund": ("deeds", "gerund", "past"),
+    "lower case": ("places", "lower", "plural"),
 }
 TWICE = {"clean", "banana", "lemon", "cherry", "strawberry", "raspberry"}  # in two of the lists
 
@@ -49,14 +51,6 @@ class Margin(CleanCorrupt):
     ) -> Float[Tensor, "*lead"]:
         """Return the margin of single predictions, in nats."""
         return right - (choices.sum(-1) - right) / (choices.shape[-1] - 1)
-
-
-class Answered(NamedTuple):
-    """Answers of a model at the targets of prompts, or under each of some interventions."""
-
-    margin: Float[Tensor, "*way batch"]  # nats
-    right: Float[Tensor, "*way batch"]  # 1 where the answer is the likeliest of all tokens
-    p: Float[Tensor, "*way batch"]  # probability of the answer, of all tokens
 
 
 @dataclass(frozen=True)
@@ -98,12 +92,11 @@ class Question:
         """Return the logit of the right answer less the mean of the other choices, in nats."""
         return self.task.score(logits[:, None])
 
-    def said(self, logits: Float[Tensor, "*way batch vocab"]) -> Answered:
-        """Return margin, success and probability of the right answer."""
-        right = self.task.answer.expand(*logits.shape[:-1], 1)
-        p = logits.softmax(-1).gather(-1, right)[..., 0]
-        hit = (logits.argmax(-1) == right[..., 0]).to(p)
-        return Answered(self.task.score(logits[..., None, :]), hit, p)
+    def said(self, logits: Float[Tensor, "*way batch vocab"]) -> Outcome:
+        """Return probability, margin and success of the right answer."""
+        lead, flat = logits.shape[:-1], logits.reshape(-1, *logits.shape[-2:])
+        every = [outcome(self.task, each) for each in flat]
+        return Outcome(*(torch.stack(x).reshape(lead) for x in zip(*every, strict=True)))
 
     def mixed(self, generator: torch.Generator) -> Question:
         """Return the same prompts, each example clean or corrupt by a coin; two choices only."""
@@ -135,11 +128,16 @@ class Question:
 
 
 def of_words(
-    model: TransformerBridge, function: str, count: int, examples: int, generator: torch.Generator
+    model: TransformerBridge,
+    function: str,
+    count: int,
+    examples: int,
+    generator: torch.Generator,
+    split: words.Split = "test",
 ) -> Question:
-    """Return prompts about one of ``FUNCTIONS``, asked of held-out words; corrupt: about its rival.
-    No word comes twice in a prompt."""
-    shown, asked = words.half(rows(function), "train"), words.half(rows(function), "test")
+    """Return prompts about one of ``FUNCTIONS``, asked of held-out words, or of those that examples
+    are of (``"train"``); corrupt: about its rival. No word comes twice in a prompt."""
+    shown, asked = words.half(rows(function), "train"), words.half(rows(function), split)
     reader = model_words(model)
     drawn = words.rivals(shown, asked, reader, count, examples, generator, " ")
     start = len(start_tokens(reader))

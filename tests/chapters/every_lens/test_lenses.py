@@ -9,9 +9,8 @@ from iclutils import models
 from iclutils.chapters.contrastive_kernel.heads import dual_heads
 from iclutils.chapters.every_lens import compare, marks, smoothers
 from iclutils.chapters.every_lens.question import of_prompts
-from iclutils.interp import graph, patching
+from iclutils.interp import graph, patching, removal
 from iclutils.interp.at_query import read
-from iclutils.interp.hooks import WAYS
 from iclutils.models import get_act_name
 from iclutils.tasks import topics
 
@@ -105,18 +104,43 @@ def test_sets_to_remove_part_the_marked_heads_and_controls_are_others_of_their_l
     assert sets["match and read"] == {2, 12}
     assert (sets["match only"], sets["read only"]) == ({13}, {1, 3})
     assert (sets["match, not vector"], sets["vector, not match"]) == ({2, 13}, set())
+    assert sets[compare.EITHER] == set().union(*(sets[k] for k in compare.GROUPS))
     for heads in sets.values():
         for others in compare.redrawn(heads, 10, 3, torch.Generator().manual_seed(0)):
             assert sorted(layer[sorted(others)].tolist()) == sorted(layer[sorted(heads)].tolist())
             assert not others & heads
 
 
-@pytest.mark.parametrize("way", WAYS.values())
-def test_what_is_said_without_heads_is_what_the_package_patches(net, here, way):
-    sets = [frozenset({0, 5}), frozenset({6})]
-    nodes = [[graph.all_heads(net)[i] for i in heads] for heads in sets]
-    said = compare.without(net, here, sets, way)
-    assert torch.allclose(said.margin, patching.ablate(net, here.task, nodes, way), atol=1e-4)
+def test_removals_have_all_ways_and_are_what_the_package_patches(net, here):
+    sets = {"circuit": frozenset({0, 5}), "anchors": frozenset({6}), "induction": frozenset({6})}
+    groups = dict.fromkeys(compare.GROUPS, frozenset({5}))
+    sets |= groups | {compare.EITHER: frozenset({0, 5, 9})}
+    draw = torch.Generator().manual_seed(0)
+    others = compare.controls(sets, net.cfg.n_heads, len(here), draw)
+    means = removal.mean_over([removal.head_means(net, here.task.corrupt)], "the rival's prompts")
+    constants = dict.fromkeys((compare.OTHERS, compare.OWN, compare.LEAST), means)
+    wrong = here.shuffled(draw)
+    found = compare.removals(net, here, wrong, sets, others, constants)
+    assert found.keys() == compare.COMPARED.keys()
+    heads = graph.all_heads(net)
+    for way, how in ((compare.RIVAL, "resample"), (compare.ZERO, "zero")):
+        names = compare.compared(way, sets)
+        nodes = [[heads[i] for i in sorted(sets[k])] for k in names]
+        by_patching = patching.ablate(net, here.task, nodes, how)
+        assert torch.allclose(found[way].margin[0], by_patching, atol=1e-4)
+        assert found[way].p.shape == (1 + (way == compare.RIVAL), len(names), len(here))
+    assert found[compare.WRONG].p.shape[:2] == (1, 5)
+    row = torch.stack([removal.without(net, here.task[i : i + 1], [others["circuit"][i]], means).p
+                       for i in range(len(here))])  # fmt: skip
+    assert torch.allclose(found[compare.OTHERS].p[1, 0], row[:, 0, 0], atol=1e-5)
+
+
+def test_constants_are_fitted_for_all_cases_at_once(net, here):
+    sets = {"one": {compare.EITHER: frozenset({5})}, "two": {compare.EITHER: frozenset({6, 9})}}
+    start = removal.mean_over([removal.head_means(net, here.task.clean)], "all")
+    least = compare.fitted(net, {"one": here, "two": here}, sets, start, 2)
+    moved = [layer for layer in range(4) if (least.by_layer[layer] != start.by_layer[layer]).any()]
+    assert moved == [1, 2]
 
 
 def test_common_shares_are_those_of_pairs():

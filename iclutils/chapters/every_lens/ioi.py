@@ -1,0 +1,233 @@
+"""The indirect object: "When Mary and John went to the park, John gave a book to" Mary.
+
+The classes of heads are those of Wang et al. 2022 (section 3), ranked by what their edges carry,
+estimated: name movers write the answer to the logits, S-inhibition heads change the queries of
+these, duplicate-token and induction heads the values of S-inhibition heads, previous-token heads
+the keys of induction heads. Faithfulness, completeness and minimality are those of section 4; the
+heads outside a circuit write their mean over sentences with three names (their p_ABC). Ours: heads
+are in the circuit at all positions, and the parts of a circuit are random, not searched for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise, permutations
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Generator, Tensor
+from transformers import PreTrainedTokenizerBase
+
+from ...errors import IclError
+from ...interp import removal
+from ...interp.attribution import edge_attribution
+from ...interp.graph import Node, of
+from ...interp.head_scores import attention_patterns
+from ...interp.hooks import Head
+from ...interp.removal import Replacement
+from ...interp.statistics import mean_se, pseudo_values
+from ...models import TransformerBridge
+from .question import Margin
+
+TEMPLATES = (
+    "When {0} and {1} went to the {place}, {2} gave a {thing} to",
+    "While {0} and {1} waited at the {place}, {2} handed a {thing} to",
+    "After {0} and {1} met in the {place}, {2} offered a {thing} to",
+    "Then {0} and {1} left the {place}, and {2} brought a {thing} to",
+)
+NAMES = ("Mary", "John", "Tom", "James", "Dan", "Sarah", "Paul", "Kate", "Anna")
+NAMES += ("Peter", "Mark", "Alice", "David", "Laura", "Simon", "Emma", "Jack", "Lucy")
+PLACES = ("park", "store", "school", "garden", "office", "station")
+THINGS = ("book", "ring", "letter", "drink", "basket", "key")
+CLASSES = ("name mover", "S-inhibition", "duplicate token", "induction", "previous token")
+MATTERS = 0.01  # of the whole lead: the bar of minimality
+SIZES = {"name mover": 5, "S-inhibition": 5, "at S2": 6, "previous token": 4}  # near the paper's 26
+
+
+class Sentences(NamedTuple):
+    """Sentences of all templates: the task (corrupt: three other names), where the words stand, and
+    which template each row has."""
+
+    task: Margin
+    place: Mapping[str, Int[Tensor, "batch"]]  # of S1, IO, S2 and the end
+    template: Int[Tensor, "batch"]
+
+
+def sentences(reader: PreTrainedTokenizerBase, pairs: int, generator: Generator) -> Sentences:
+    """Draw pairs of names, each in all templates; the indirect object is the first name in every
+    other pair. Rows of a pair stand together. A name that is no single token raises."""
+
+    def ids(text: str) -> list[int]:
+        return reader(text, add_special_tokens=False)["input_ids"]
+
+    words = [f" {x}" for x in (*NAMES, *PLACES, *THINGS)]
+    if wrong := [x for x in words if len(ids(x)) != 1]:
+        raise IclError(f"These words are no single tokens of the model: {', '.join(wrong)}.")
+    clean, corrupt, choices, places = [], [], [], []
+    every = [*permutations(NAMES, 2)]
+    for pair, drawn in enumerate(torch.randperm(len(every), generator=generator)[:pairs].tolist()):
+        io, s = every[drawn]
+        rest = [name for name in NAMES if name not in (io, s)]
+        for text in TEMPLATES:
+            pick = [int(torch.randint(6, (), generator=generator)) for _ in range(2)]
+            fill = {"place": PLACES[pick[0]], "thing": THINGS[pick[1]]}
+            other = torch.randperm(len(rest), generator=generator)[:3].tolist()
+            order = (io, s) if pair % 2 else (s, io)
+            clean.append(ids(text.format(*order, s, **fill)))
+            corrupt.append(ids(text.format(*(rest[i] for i in other), **fill)))
+            [first], [second] = ids(f" {io}"), ids(f" {s}")
+            choices.append([first, second])
+            at = [i for i, token in enumerate(clean[-1]) if token == second]
+            places.append([at[0], clean[-1].index(first), at[1], len(clean[-1]) - 1])
+    longest = max(map(len, clean))  # what stands after the end is not seen by it
+    sides = (torch.tensor([x + [0] * (longest - len(x)) for x in y]) for y in (clean, corrupt))
+    both, where = torch.tensor(choices), torch.tensor(places)
+    task = Margin(*sides, where[:, 3:], both[:, :1], choices=both)
+    names = dict(zip(("S1", "IO", "S2", "end"), where.T, strict=True))
+    return Sentences(task, names, torch.arange(len(TEMPLATES)).repeat(pairs))
+
+
+def three_names(model: TransformerBridge, said: Sentences) -> Replacement:
+    """Return the replacement by a head's mean over the corrupt sentences of the same template, at
+    the same position."""
+    own = removal.outputs_on(model, said.task.corrupt, "").by_layer
+    same = (said.template[:, None] == said.template).float()  # (row, row)
+    same = same / same.sum(1, keepdim=True)
+    mean = {layer: torch.einsum("rs,sphd->rphd", same, z) for layer, z in own.items()}
+    return Replacement("its mean, at the same place, over sentences with three names", mean)
+
+
+def classes(model: TransformerBridge, said: Sentences) -> dict[str, list[Head]]:
+    """Return the heads of each of ``CLASSES``, strongest first; none stands in two."""
+    graph = of(model)
+    carried = edge_attribution(model, said.task).mean(-1)  # nats, (writer, reader)
+    looks = attention_from(model, said)
+    found: dict[str, list[Head]] = {}
+
+    def strongest(readers: Iterable[Node], many: int) -> list[Head]:
+        columns = [graph.readers.index(node) for node in readers]
+        by_writer = carried[:, columns].sum(1)
+        taken = {head for heads in found.values() for head in heads}
+        order = (graph.writers[i] for i in by_writer.argsort(descending=True).tolist())
+        heads = [n[1:] for n in order if n.kind == "head" and n[1:] not in taken]
+        return heads[:many]
+
+    movers = found["name mover"] = strongest([Node("logits")], SIZES["name mover"])
+    queries = [Node("q", *head) for head in movers]
+    inhibit = found["S-inhibition"] = strongest(queries, SIZES["S-inhibition"])
+    second = strongest([Node("v", *head) for head in inhibit], SIZES["at S2"])
+    to = {head: looks["S2 to S1"][head] > looks["S2 to S1+1"][head] for head in second}
+    found["duplicate token"] = [head for head in second if to[head]]
+    match = found["induction"] = [head for head in second if not to[head]]
+    keys = [Node("k", *head) for head in match]
+    found["previous token"] = strongest(keys, SIZES["previous token"]) if keys else []
+    return {name: found[name] for name in CLASSES}
+
+
+def attention_from(
+    model: TransformerBridge, said: Sentences
+) -> dict[str, Float[Tensor, "layer head"]]:
+    """Return the mean attention of every head along the edges by which the classes are told."""
+    weights = torch.stack(attention_patterns(model, said.task.clean), 1)  # (b, layer, head, to, _)
+    row, at = torch.arange(len(said.task)), said.place
+    edges = {
+        "end to IO": (at["end"], at["IO"]),
+        "end to S2": (at["end"], at["S2"]),
+        "S2 to S1": (at["S2"], at["S1"]),
+        "S2 to S1+1": (at["S2"], at["S1"] + 1),
+        "S1+1 to S1": (at["S1"] + 1, at["S1"]),
+    }
+    return {name: weights[row, :, :, to, of_].mean(0) for name, (to, of_) in edges.items()}
+
+
+class Tested(NamedTuple):
+    """Leads of the indirect object over the subject, in nats, each by prompt."""
+
+    circuit: Float[Tensor, "batch"]  # all heads outside the circuit at their mean
+    complete: Float[Tensor, "part side batch"]  # without the part K: the circuit, the model
+    minimal: Float[Tensor, "head side batch"]  # circuit without the rest of the class; and the head
+
+
+def tested(
+    model: TransformerBridge,
+    said: Sentences,
+    parts: Sequence[Sequence[Sequence[Head]]],
+    new: Replacement,
+    halves: int,
+    generator: Generator,
+) -> Tested:
+    """Test a circuit as section 4 of Wang et al. does.
+
+    Args:
+        model: the model.
+        said: the sentences.
+        parts: the classes of the circuit, each with its heads for every row: the same for all, or
+            those of a random circuit for each (``in_layers``).
+        new: what heads outside the circuit write.
+        halves: random halves K of the circuit, beside its classes.
+        generator: draws the halves.
+    """
+    rows, every = len(said.task), [node[1:] for node in of(model).writers if node.kind == "head"]
+    whole = [[head for part in parts for head in part[row]] for row in range(rows)]
+    size = len(whole[0])
+
+    def outside(gone: Sequence[Iterable[Head]]) -> list[list[Head]]:
+        """All heads but those of the circuit, and these: the circuit without them."""
+        kept = [{*whole[row]} - {*gone[row]} for row in range(rows)]
+        return [[head for head in every if head not in kept[row]] for row in range(rows)]
+
+    def leads(sets: Sequence[Sequence[Sequence[Head]]]) -> Float[Tensor, "set batch"]:
+        return removal.without(model, said.task, sets, new).margin
+
+    picks = [torch.randperm(size, generator=generator)[: size // 2] for _ in range(halves)]
+    some = [[[whole[r][i] for i in pick.tolist()] for r in range(rows)] for pick in picks]
+    missing = [*parts, *some]
+    one = [(part, i) for part in parts for i in range(len(part[0]))]
+    rest = [[[*part[r][:i], *part[r][i + 1 :]] for r in range(rows)] for part, i in one]
+    complete = torch.stack([leads([outside(k) for k in missing]), leads(missing)], 1)
+    without_class = leads([outside(part) for part in parts])
+    sizes = torch.tensor([len(part[0]) for part in parts])
+    each = leads([outside(k) for k in rest]), without_class.repeat_interleave(sizes, 0)
+    minimal = torch.stack(each, 1)
+    return Tested(leads([outside([()] * rows)])[0], complete, minimal)
+
+
+def in_layers(
+    parts: Mapping[str, Sequence[Head]], width: int, rows: int, generator: Generator
+) -> list[list[list[Head]]]:
+    """Return a random circuit for each row: other heads, as many in each layer, in as many classes
+    of the same sizes."""
+    every = [head for heads in parts.values() for head in heads]
+    drawn = removal.dealt(every, width, rows, generator)
+    ends = [0]
+    for heads in parts.values():
+        ends.append(ends[-1] + len(heads))
+    return [[drawn[row][a:b] for row in range(rows)] for a, b in pairwise(ends)]
+
+
+def summary(test: Tested, whole: Float[Tensor, "batch"]) -> dict[str, tuple[float, float, int]]:
+    """Return faithfulness, incompleteness and minimality as means with standard errors over pairs
+    of names, whose prompts stand together; ``whole``: the leads of the whole model, in nats.
+
+    Incompleteness is of the part K with the largest difference; the error of the share of heads
+    that minimality is comes from leaving out a pair at a time.
+    """
+    scale = whole.mean()
+
+    def by_pair(leads: Float[Tensor, "*item batch"]) -> Float[Tensor, "*item pair"]:
+        return (leads / scale).unflatten(-1, (-1, len(TEMPLATES))).mean(-1).double()
+
+    def needed(pairs: Sequence[int]) -> float:
+        return float((effects[:, [*pairs]].mean(1).abs() > MATTERS).double().mean())
+
+    gaps = by_pair(test.complete[:, 0] - test.complete[:, 1])  # (part, pair)
+    worst = gaps[gaps.mean(1).abs().argmax()]
+    effects = by_pair(test.minimal[:, 0] - test.minimal[:, 1])  # (head, pair)
+    pairs = range(effects.shape[1])
+    jackknife = pseudo_values(lambda some: needed(some), pairs) if len(pairs) > 1 else [0.0]
+    return {
+        "faithful": (*mean_se(by_pair(test.circuit)), len(pairs)),
+        "complete": (*mean_se(worst * worst.mean().sign()), len(pairs)),
+        "minimal": (needed(pairs), mean_se(torch.tensor(jackknife))[1], len(pairs)),
+    }

@@ -1,0 +1,194 @@
+"""Take heads out of a model, and say in one sentence what was done.
+
+An ablation has five parts: which heads, what their outputs become, what that is averaged over, how
+the answer is measured, and against which other heads. ``without`` does it, ``caption`` says it.
+Heads lose their output (``z``, before ``W_O``) at every position. What may stand there:
+
+- ``zeros``: off the model's usual path, so it can hurt for that alone.
+- ``mean_over`` prompts: keep these free of the task. A mean over prompts of the same function holds
+  what they have in common, and that is the function (a task vector, chapter 05).
+- ``outputs_on`` another prompt: not only takes evidence away, but adds that of the other prompt.
+- ``least_harm``: the constant that hurts least (Li and Janson 2024, *optimal ablation*): what is
+  lost with it can't be due to a badly chosen replacement.
+
+For one model and one set of heads inside a lesson, ``hooks.ablate_heads`` is shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Generator, Tensor
+
+from ..errors import IclError
+from ..models import TransformerBridge, get_act_name
+from .clean_corrupt import CleanCorrupt
+from .head_scores import same_layers
+from .hooks import Head, Hook, check_head, logits_under, run_with_hooks, start_above
+
+Heads = Sequence[Head]
+DRAWS = 20  # of other heads of the same layers, dealt over the prompts
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What the outputs of removed heads become: by layer, what broadcasts to (batch, pos, head,
+    d_head), and ``words`` for it, which complete the sentence "each head's output becomes ..."."""
+
+    words: str
+    by_layer: Mapping[int, Float[Tensor, "..."]]
+
+
+class Outcome(NamedTuple):
+    """What is left of the answer without each set of heads, or with all of them."""
+
+    p: Float[Tensor, "*set batch"]  # probability of the answer among all words
+    margin: Float[Tensor, "*set batch"]  # nats by which it leads the mean of the other choices
+    right: Float[Tensor, "*set batch"]  # 1 where it is the likeliest of all words, else 0
+
+
+def zeros(model: TransformerBridge) -> Replacement:
+    """Return the replacement by nothing."""
+    none = torch.zeros((), device=model.cfg.device)
+    return Replacement("zero", dict.fromkeys(range(model.cfg.n_layers), none))
+
+
+def head_means(
+    model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
+) -> Float[Tensor, "layer head d_head"]:
+    """Return the mean output of every head over all positions of some prompts of one length."""
+    z = _outputs(model, tokens)
+    return torch.stack([z[layer].mean((0, 1)) for layer in sorted(z)])
+
+
+def mean_over(means: Iterable[Float[Tensor, "layer head d_head"]], what: str) -> Replacement:
+    """Return the replacement by one vector a head, the mean of ``head_means``; ``what`` names the
+    prompts, as in "16 prompts of each of 11 other functions"."""
+    mean = torch.stack([*means]).mean(0)  # (layer, head, d_head)
+    return Replacement(f"its mean over all positions of {what}", dict(enumerate(mean)))
+
+
+def outputs_on(
+    model: TransformerBridge, tokens: Int[Tensor, "batch pos"], what: str
+) -> Replacement:
+    """Return the replacement by what the heads write on another prompt for each row; ``what`` names
+    it, as in "the same prompt with the rival's answers"."""
+    return Replacement(f"what it writes on {what}", _outputs(model, tokens))
+
+
+def least_harm(
+    model: TransformerBridge,
+    cases: Sequence[tuple[CleanCorrupt, Heads]],
+    start: Replacement,
+    steps: int,
+    rate: float = 0.03,
+) -> Replacement:
+    """Return the replacement by the constants, one vector a head for all cases, after which the
+    answer's mean -log p over the prompts of all cases is lowest: ``steps`` of Adam from ``start``
+    (one vector a head), a case at a time. A case is a task and the heads to remove in it."""
+    values = torch.stack([start.by_layer[layer] for layer in range(model.cfg.n_layers)]).clone()
+    values.requires_grad_()  # (layer, head, d_head)
+    descent = torch.optim.Adam([values], lr=rate)
+    for step in range(steps):
+        task, heads = cases[step % len(cases)]
+        hooks = _hooks(model, [heads] * len(task), dict(enumerate(values)))
+        layer = min(layer for layer, _ in heads)
+        logits = start_above(model, task.clean, layer, hooks, task.at)[:, 0]
+        loss = -logits.log_softmax(-1).gather(-1, task.answer).mean()
+        (values.grad,) = torch.autograd.grad(loss, [values])
+        descent.step()
+    prompts = sum(len(task) for task, _ in cases)
+    words = f"the constant that hurts least, fitted on {prompts} prompts of {len(cases)} functions"
+    return Replacement(words, dict(enumerate(values.detach())))
+
+
+def without(
+    model: TransformerBridge,
+    task: CleanCorrupt,
+    sets: Sequence[Heads | Sequence[Heads]],
+    replacement: Replacement,
+) -> Outcome:
+    """Return what is left of the answer without each set of heads, at the one scored entry.
+
+    A set is a list of heads, or one list for each row of the task, as ``dealt`` makes them: twenty
+    controls then cost what one costs. Layers below the first head of a set run once for all sets.
+    """
+    rows = [_by_row(heads, len(task)) for heads in sets]
+    ways = [_hooks(model, each, replacement.by_layer) for each in rows]
+    logits = logits_under(model, task.clean, ways, task.at)
+    return _joined([outcome(task, each[:, 0]) for each in logits])
+
+
+def outcome(task: CleanCorrupt, logits: Float[Tensor, "batch vocab"]) -> Outcome:
+    """Return both metrics and the accuracy of the answer after these logits."""
+    if task.choices is None:
+        raise IclError("Name the answer and its rivals: the task needs choices.")
+    right = logits.gather(-1, task.answer)[:, 0]
+    rivals = (logits.gather(-1, task.choices).sum(-1) - right) / (task.choices.shape[1] - 1)
+    hit = logits.argmax(-1) == task.answer[:, 0]
+    return Outcome((right - logits.logsumexp(-1)).exp(), right - rivals, hit.to(right))
+
+
+def dealt(
+    heads: Iterable[Head], width: int, rows: int, generator: Generator, draws: int = DRAWS
+) -> list[Heads]:
+    """Return the control of a set for each row: of so many draws of as many other heads of the same
+    layers (``width`` in a layer), row i has number i modulo ``draws``."""
+    drawn = same_layers(heads, width, draws, generator)
+    return [drawn[row % draws] for row in range(rows)]
+
+
+def caption(heads: str, replacements: Iterable[Replacement], control: bool = True) -> str:
+    """Return the sentence that a figure of removals carries, with all five parts."""
+    ways = [each.words for each in replacements]
+    said = "; or ".join(ways)
+    text = f"Removed: {heads}. At every position each head's output becomes {said}. Measured: "
+    text += "the answer's probability among all words, its lead over the rival's answer in nats, "
+    text += "and how often it is the likeliest word."
+    if control:
+        text += f" Controls: {DRAWS} draws of as many other heads of the same layers, dealt over "
+        text += "the prompts."
+    return text
+
+
+def _by_row(heads: Heads | Sequence[Heads], rows: int) -> Sequence[Heads]:
+    """Return a list of heads for each row."""
+    own = bool(heads) and not isinstance(heads[0], tuple)
+    if own and len(heads) != rows:
+        raise IclError(f"A set has heads for {len(heads)} rows, and the task has {rows}.")
+    return heads if own else [heads] * rows  # type: ignore[return-value, list-item]
+
+
+def _hooks(
+    model: TransformerBridge, rows: Sequence[Heads], by_layer: Mapping[int, Tensor]
+) -> list[Hook]:
+    """Make hooks that put ``by_layer`` in place of the outputs of each row's heads."""
+    masks = dict[int, Tensor]()  # by layer, (row, 1, head, 1)
+    for row, (layer, head) in ((row, head) for row, heads in enumerate(rows) for head in heads):
+        check_head(model, (layer, head))
+        none = torch.zeros(len(rows), 1, model.cfg.n_heads, 1, dtype=torch.bool)
+        masks.setdefault(layer, none)[row, 0, head] = True
+
+    def hook(layer: int) -> Hook:
+        mask, new = masks[layer].to(model.cfg.device), by_layer[layer]
+        return get_act_name("z", layer), lambda z, hook: torch.where(mask, new, z)
+
+    return [hook(layer) for layer in sorted(masks)]
+
+
+def _outputs(
+    model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
+) -> dict[int, Float[Tensor, "batch pos head d_head"]]:
+    """Read the outputs of all heads, by layer."""
+    names = [get_act_name("z", layer) for layer in range(model.cfg.n_layers)]
+    _, seen = run_with_hooks(model, tokens, [], names, model.cfg.n_layers)
+    return {layer: seen[name] for layer, name in enumerate(names)}
+
+
+def _joined(outcomes: Iterable[Outcome]) -> Outcome:
+    """Stack the outcomes of several sets: (set, batch)."""
+    return Outcome(*map(torch.stack, zip(*outcomes, strict=True)))
