@@ -36,8 +36,10 @@ TEMPLATES = (
     "After {0} and {1} met in the {place}, {2} offered a {thing} to",
     "Then {0} and {1} left the {place}, and {2} brought a {thing} to",
 )
-NAMES = ("Mary", "John", "Tom", "James", "Dan", "Sarah", "Paul", "Kate", "Anna")
-NAMES += ("Peter", "Mark", "Alice", "David", "Laura", "Simon", "Emma", "Jack", "Lucy")
+NAMES = (
+    *("Mary", "John", "Tom", "James", "Dan", "Sarah", "Paul", "Kate", "Anna"),
+    *("Peter", "Mark", "Alice", "David", "Laura", "Simon", "Emma", "Jack", "Lucy"),
+)
 PLACES = ("park", "store", "school", "garden", "office", "station")
 THINGS = ("book", "ring", "letter", "drink", "basket", "key")
 CLASSES = ("name mover", "S-inhibition", "duplicate token", "induction", "previous token")
@@ -81,9 +83,9 @@ def sentences(reader: PreTrainedTokenizerBase, pairs: int, generator: Generator)
             at = [i for i, token in enumerate(clean[-1]) if token == second]
             places.append([at[0], clean[-1].index(first), at[1], len(clean[-1]) - 1])
     longest = max(map(len, clean))  # what stands after the end is not seen by it
-    sides = (torch.tensor([x + [0] * (longest - len(x)) for x in y]) for y in (clean, corrupt))
+    one, other = (torch.tensor([x + [0] * (longest - len(x)) for x in y]) for y in (clean, corrupt))
     both, where = torch.tensor(choices), torch.tensor(places)
-    task = Margin(*sides, where[:, 3:], both[:, :1], choices=both)
+    task = Margin(one, other, where[:, 3:], both[:, :1], choices=both)
     names = dict(zip(("S1", "IO", "S2", "end"), where.T, strict=True))
     return Sentences(task, names, torch.arange(len(TEMPLATES)).repeat(pairs))
 
@@ -203,7 +205,7 @@ def in_layers(
     ends = [0]
     for heads in parts.values():
         ends.append(ends[-1] + len(heads))
-    return [[drawn[row][a:b] for row in range(rows)] for a, b in pairwise(ends)]
+    return [[[*drawn[row][a:b]] for row in range(rows)] for a, b in pairwise(ends)]
 
 
 def summary(test: Tested, whole: Float[Tensor, "batch"]) -> dict[str, tuple[float, float, int]]:

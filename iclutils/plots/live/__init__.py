@@ -54,7 +54,7 @@ def heads(model: Any, tokens: Sequence[int] | Tensor, names: Sequence[str] = ())
         >>> live.heads(models.load("induction-3"), [511, 5, 9, 7, 5, 9, 7])  # doctest: +SKIP
     """
     network = getattr(model, "original_model", model)
-    config = getattr(network, "config", None)
+    config: Any = getattr(network, "config", None)
     if getattr(config, "model_type", "") != "gpt2" or config.activation_function != "gelu_new":
         raise IclError(
             f"This figure runs a GPT-2 (transformers.GPT2LMHeadModel with gelu_new), "
