@@ -83,9 +83,11 @@ def sentences(reader: PreTrainedTokenizerBase, pairs: int, generator: Generator)
             at = [i for i, token in enumerate(clean[-1]) if token == second]
             places.append([at[0], clean[-1].index(first), at[1], len(clean[-1]) - 1])
     longest = max(map(len, clean))  # what stands after the end is not seen by it
-    one, other = (torch.tensor([x + [0] * (longest - len(x)) for x in y]) for y in (clean, corrupt))
+    whole, swapped = (
+        torch.tensor([x + [0] * (longest - len(x)) for x in y]) for y in (clean, corrupt)
+    )
     both, where = torch.tensor(choices), torch.tensor(places)
-    task = Margin(one, other, where[:, 3:], both[:, :1], choices=both)
+    task = Margin(whole, swapped, where[:, 3:], both[:, :1], choices=both)
     names = dict(zip(("S1", "IO", "S2", "end"), where.T, strict=True))
     return Sentences(task, names, torch.arange(len(TEMPLATES)).repeat(pairs))
 
