@@ -222,14 +222,15 @@ def summary(test: Tested, whole: Float[Tensor, "batch"]) -> dict[str, tuple[floa
     def by_pair(leads: Float[Tensor, "*item batch"]) -> Float[Tensor, "*item pair"]:
         return (leads / scale).unflatten(-1, (-1, len(TEMPLATES))).mean(-1).double()
 
-    def needed(pairs: Sequence[int]) -> float:
-        return float((effects[:, [*pairs]].mean(1).abs() > MATTERS).double().mean())
+    def needed(pairs: Sequence[float]) -> float:
+        some = effects[:, [int(pair) for pair in pairs]]
+        return float((some.mean(1).abs() > MATTERS).double().mean())
 
     gaps = by_pair(test.complete[:, 0] - test.complete[:, 1])  # (part, pair)
     worst = gaps[gaps.mean(1).abs().argmax()]
     effects = by_pair(test.minimal[:, 0] - test.minimal[:, 1])  # (head, pair)
-    pairs = range(effects.shape[1])
-    jackknife = pseudo_values(lambda some: needed(some), pairs) if len(pairs) > 1 else [0.0]
+    pairs = [float(pair) for pair in range(effects.shape[1])]
+    jackknife = pseudo_values(needed, pairs) if len(pairs) > 1 else [0.0]
     return {
         "faithful": (*mean_se(by_pair(test.circuit)), len(pairs)),
         "complete": (*mean_se(worst * worst.mean().sign()), len(pairs)),
