@@ -29,6 +29,7 @@ from ..interp.hooks import (
     logits_under,
     run_with_hooks,
 )
+from ..interp.invariants import toward
 from ..interp.patching import patch_key_input
 from ..interp.readout import check_prompts, log_prob, with_answers, writes
 from ..models import TransformerBridge, get_act_name
@@ -183,16 +184,16 @@ def direct_effects(
     model: TransformerBridge, batch: RepeatedTokens
 ) -> Float[Tensor, "batch layer head"]:
     """Measure what each head adds to the right token's logit, above its mean over the vocabulary,
-    on the clean second copy; for a model loaded with ``fold=True``. The final norm keeps the scale
-    of the whole run, so that the parts add up to the logit."""
+    on the clean second copy. Norms keep the scale of the whole run, so that the parts add up to the
+    logit."""
     half, last = batch.clean_half, get_act_name("resid_post", model.cfg.n_layers - 1)
     with torch.no_grad():
         _, seen = run_with_hooks(model, batch.tokens, [], [last])
         outputs = component_outputs(model, batch.tokens, all_heads(model))  # (batch, pos, d_model)
-        scale = (seen[last].pow(2).mean(-1) + model.cfg.eps).sqrt()[:, half]  # (batch, entry)
         columns = (model.W_U - model.W_U.mean(1, keepdim=True)).T  # (vocab, d_model)
         columns = columns[batch.tokens[:, 1:][:, half]]  # (batch, entry, d_model)
-        added = [((w[:, half] * columns).sum(-1) / scale).mean(1) for w in outputs.values()]
+        reads = toward(model, seen[last][:, half], columns)
+        added = [(w[:, half] * reads).sum(-1).mean(1) for w in outputs.values()]
     return torch.stack(added, 1).unflatten(1, (model.cfg.n_layers, -1))
 
 

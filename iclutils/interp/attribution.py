@@ -21,13 +21,12 @@ from .graph import (
     CHANNELS,
     Graph,
     Node,
-    component_outputs,
-    input_hook,
+    change_of_writes,
     of,
     output_hook,
-    split_qkv_input,
+    shift_inputs,
 )
-from .hooks import Hook, at_positions, check_editable
+from .hooks import Hook, at_positions
 
 ROWS = 16_384  # rows of d_model held at once: (sequence, reader, position)
 
@@ -44,20 +43,18 @@ def edge_attribution(
     if steps < 1:
         raise IclError(f"steps must be at least 1; got {steps}.")
     check_tokens(model, task.clean)
-    check_editable(model)
     graph, size = of(model), task.clean.shape[1]
+    names = set(map(output_hook, graph.writers))
     out = torch.zeros(*graph.exists.shape, len(task), device=task.clean.device)
     chunks = torch.arange(len(task)).split(max(1, ROWS // (size * len(graph.readers))))
-    with split_qkv_input(model):
-        for rows in bar(chunks, "sequences"):
-            part = task[rows]
-            clean, corrupt = (
-                torch.stack([*component_outputs(model, tokens, graph.writers).values()])
-                for tokens in (part.clean, part.corrupt)
-            )
-            for step in range(1, steps + 1):
-                embedding = torch.lerp(corrupt[0], clean[0], step / steps)
-                out[..., rows] += _products(model, part, graph, embedding, clean - corrupt) / steps
+    for rows in bar(chunks, "sequences"):
+        part = task[rows]
+        (_, clean), (_, corrupt) = (cached(model, x, names) for x in (part.clean, part.corrupt))
+        lost = -torch.stack([change_of_writes(model, clean, corrupt, [u]) for u in graph.writers])
+        begin = output_hook(graph.writers[0])
+        for step in range(1, steps + 1):
+            embedding = torch.lerp(corrupt[begin], clean[begin], step / steps)
+            out[..., rows] += _products(model, part, graph, embedding, lost) / steps
     return out
 
 
@@ -68,10 +65,14 @@ def _products(
     embedding: Float[Tensor, "batch pos d_model"],
     lost: Float[Tensor, "writer batch pos d_model"],
 ) -> Float[Tensor, "writer reader batch"]:
-    """Multiply each writer's change by the gradient at each reader's input."""
-    groups = graph.reader_groups
-    names = [input_hook(model, group[0]) for group in groups]
-    gradients = _gradients(model, part, embedding, names)
+    """Multiply each writer's change by the gradient of what each reader reads."""
+    groups, hooks, leaves = graph.reader_groups, list[Hook](), list[Tensor]()
+    for group in groups:  # a change of nothing for every reader, whose gradient is taken
+        shape = (len(group),) if group[0].kind in CHANNELS else ()
+        leaf = lost.new_zeros(*lost.shape[1:3], *shape, lost.shape[-1], requires_grad=True)
+        hooks += shift_inputs(model, group[0], range(len(group)), lambda leaf=leaf: leaf)
+        leaves.append(leaf)
+    gradients = _gradients(model, part, embedding, hooks, leaves)
     each, start = lost.transpose(0, 1).flatten(2), 0
     out = lost.new_zeros(len(part), *graph.exists.shape)
     for group, gradient in zip(groups, gradients, strict=True):
@@ -83,25 +84,19 @@ def _products(
 
 
 def _gradients(
-    model: TransformerBridge, task: CleanCorrupt, embedding: Tensor, names: Sequence[str]
+    model: TransformerBridge,
+    task: CleanCorrupt,
+    embedding: Tensor,
+    hooks: Sequence[Hook],
+    leaves: Sequence[Tensor],
 ) -> Sequence[Tensor]:
-    """Return gradients of the clean score at the named activations, in a run that begins with
-    another embedding; sequences do not mix, so one backward pass serves all of them."""
-    inputs: dict[str, Tensor] = {}
-
-    def keep(name: str) -> Hook:
-        def store(value: Tensor, hook: object) -> Tensor:
-            # A new tensor, because an MLP reads the very one that the stream goes on with.
-            inputs[name] = value.view_as(value)
-            return inputs[name]
-
-        return name, store
-
+    """Return gradients of the clean score at ``leaves``, which ``hooks`` put into a run that begins
+    with another embedding; sequences do not mix, so one backward pass serves all of them."""
     begin = embedding.detach().requires_grad_()
-    hooks: list = [(output_hook(Node("embed")), lambda value, hook: begin), *map(keep, names)]
+    first: Hook = output_hook(Node("embed")), lambda value, hook: begin
     with torch.enable_grad():
-        logits = model.run_with_hooks(task.clean, fwd_hooks=[*hooks, at_positions(task.at)])
-        return torch.autograd.grad(task.score(logits).sum(), [inputs[n] for n in names])
+        logits = model.run_with_hooks(task.clean, fwd_hooks=[first, *hooks, at_positions(task.at)])
+        return torch.autograd.grad(task.score(logits).sum(), leaves)
 
 
 def node_attribution(
@@ -111,16 +106,20 @@ def node_attribution(
     order of the graph's writers: the gradient at its output times its change, from one backward
     pass, or averaged over ``steps`` as in ``edge_attribution``."""
     check_tokens(model, task.clean)
-    check_editable(model)
     embed, *nodes = of(model).writers
     begin, names = output_hook(embed), list(dict.fromkeys(map(output_hook, nodes)))
     (_, clean), (_, corrupt) = (
         cached(model, tokens, [begin, *names]) for tokens in (task.clean, task.corrupt)
     )
+    leaves = [torch.zeros_like(clean[name], requires_grad=True) for name in names]
+    hooks: list[Hook] = [
+        (name, lambda value, hook, leaf=leaf: value + leaf)
+        for name, leaf in zip(names, leaves, strict=True)
+    ]
     slopes = {name: torch.zeros_like(clean[name]) for name in names}
     for step in range(1, steps + 1):
         embedding = torch.lerp(corrupt[begin], clean[begin], step / steps)
-        gradients = _gradients(model, task, embedding, names)
+        gradients = _gradients(model, task, embedding, hooks, leaves)
         for name, slope in zip(names, gradients, strict=True):
             slopes[name] += slope / steps
     lost = (slopes[name] * (clean[name] - corrupt[name]) for name in names)

@@ -12,11 +12,11 @@ from itertools import takewhile
 
 import torch
 from einops import einsum
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from ..errors import IclError
-from ..models import TransformerBridge
+from ..models import TransformerBridge, cached
 from ..progress import bar
 from .clean_corrupt import CleanCorrupt, scored_logits, share
 from .graph import (
@@ -24,13 +24,12 @@ from .graph import (
     Edge,
     Graph,
     Node,
-    component_outputs,
-    input_hook,
     of,
     output_hook,
-    split_qkv_input,
+    shift_inputs,
 )
 from .hooks import Hook
+from .invariants import blocks
 
 ROWS = 16_384  # rows of d_model held at once: (circuit, sequence, writer, position)
 EdgeMask = Bool[Tensor, "writer reader"]
@@ -64,11 +63,10 @@ def scores(
     parts = torch.arange(len(circuits)).split(max(1, together // len(sequences[0])))
     out = torch.empty(len(circuits), len(task), device=task.clean.device)
     count = len(sequences) * len(parts)
-    with split_qkv_input(model), bar(what="circuits", total=count) as progress:
+    with bar(what="circuits", total=count) as progress:
         for rows in sequences:
             part = task[rows]
-            written = component_outputs(model, part.corrupt, graph.writers)
-            corrupt = torch.stack([written[u] for u in graph.writers], 1)
+            corrupt = written(model, graph, part.corrupt)
             for some in parts:
                 hooks = list(_hooks(model, graph, cut[some], corrupt))
                 copies = part[torch.arange(len(part)).repeat(len(some))]
@@ -78,55 +76,94 @@ def scores(
     return out
 
 
+def written(
+    model: TransformerBridge, graph: Graph, tokens: Int[Tensor, "batch pos"]
+) -> Float[Tensor, "batch writer pos d_model"]:
+    """Return what every writer writes, heads before a norm that stands between them and the
+    stream."""
+    _, cache = cached(model, tokens, set(map(output_hook, graph.writers)))
+    return torch.cat([_writes(model, u, cache[output_hook(u)]) for u in _by_hook(graph)], 1)
+
+
+def _by_hook(graph: Graph) -> list[Node]:
+    """List the writers, of the heads of a layer the first: they share a hook."""
+    return [u for u in graph.writers if u.kind != "head" or u.head == 0]
+
+
+def _writes(
+    model: TransformerBridge, first: Node, value: Tensor
+) -> Float[Tensor, "batch some_writer pos d_model"]:
+    """Return what the writers of one hook write, from its value; a factor is applied, a norm is
+    not."""
+    if first.kind != "head":
+        return value[:, None]
+    block = blocks(model)[first.layer]
+    out = einsum(value, block.out, "r p h k, h k d -> r h p d")
+    return out if block.factor == 1 else block.factor * out
+
+
 def _hooks(
     model: TransformerBridge,
     graph: Graph,
     cut: Bool[Tensor, "circuit writer reader"],
     corrupt: Float[Tensor, "batch writer pos d_model"],
 ) -> Iterator[Hook]:
-    """Make hooks that run all circuits on all sequences in one pass; inside ``split_qkv_input``."""
+    """Make hooks that run all circuits on all sequences in one pass."""
     moved = corrupt.repeat(len(cut), 1, 1, 1)  # less what the run itself writes, once it does
     mask = cut.repeat_interleave(len(corrupt), 0).to(moved.dtype).mT.contiguous()
     whole: dict[int, Tensor] = {}  # what the three channels of a layer's heads are to read, at once
+    normed = {la: block for la, block in enumerate(blocks(model)) if block.norm is not None}
+    attended: dict[int, Tensor] = {}  # what the heads of a layer write together, before its norm
 
     def watch(first: Node, start: int) -> Hook:
         def subtract(value: Tensor, hook: object) -> Tensor:
-            live = value[:, None]
-            if first.kind == "head":
-                out = model.blocks[first.layer].attn.W_O
-                live = einsum(value, out, "r p h k, h k d -> r h p d")
+            live = _writes(model, first, value)
             moved[:, start : start + live.shape[1]] -= live
+            if first.kind == "head" and first.layer in normed:
+                attended[first.layer] = normed[first.layer].written(value)[:, None]
             return value
 
         return output_hook(first), subtract
 
     def change(start: int, count: int, before: int) -> Float[Tensor, "batch reader pos d_model"]:
-        some = mask[:, start : start + count, :before] @ moved[:, :before].flatten(2)
-        return some.unflatten(2, moved.shape[2:])
+        readers = slice(start, start + count)
+        some = mask[:, readers, :before] @ moved[:, :before].flatten(2)  # (row, reader, pos * d)
+        some = some.unflatten(2, moved.shape[2:])
+        for layer, block in normed.items():
+            first = graph.writers.index(Node("head", layer, 0))
+            if first >= before:
+                break
+            of_heads = slice(first, first + graph.heads)
+            part = mask[:, readers, of_heads] @ moved[:, of_heads].flatten(2)
+            part = part.unflatten(2, moved.shape[2:])
+            some = some - part + block.change(attended[layer], part)
+        return some
 
-    def replace(first: Node, start: int, before: int) -> Hook:
+    def replace(group: Sequence[Node], start: int, before: int) -> list[Hook]:
+        first, count = group[0], len(group)
         channel = CHANNELS.index(first.kind) if first.kind in CHANNELS else None
 
-        def add(value: Tensor, hook: object) -> Tensor:
+        def shift() -> Tensor:
             if channel is None:
-                return value + change(start, 1, before)[:, 0]
+                return change(start, 1, before)[:, 0]
             if first.layer not in whole:
                 whole.clear()
-                begin = start - channel * graph.heads
-                whole[first.layer] = change(begin, 3 * graph.heads, before).transpose(1, 2)
-            return value + whole[first.layer].chunk(3, 2)[channel]
+                begin = start - channel * count
+                whole[first.layer] = change(begin, 3 * count, before).transpose(1, 2)
+            return whole[first.layer].chunk(3, 2)[channel]
 
-        return input_hook(model, first), add
+        return shift_inputs(model, first, range(count), shift)
 
-    for start, writer in enumerate(graph.writers):
-        if writer.kind != "head" or writer.head == 0:  # the heads of a layer share a hook
-            yield watch(writer, start)
+    start = 0
+    for first in _by_hook(graph):
+        yield watch(first, start)
+        start += graph.heads if first.kind == "head" else 1
     start = 0
     for group in graph.reader_groups:
         end = start + len(group)
         if bool(cut[:, :, start:end].any()):
             before = int(graph.exists[:, start].sum())  # who feeds it comes first in the order
-            yield replace(group[0], start, before)
+            yield from replace(group, start, before)
         start = end
 
 

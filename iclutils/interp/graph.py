@@ -7,20 +7,21 @@ their values and the MLP's input, then the logits. An edge is of all positions a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
 import torch
+from einops import einsum
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..errors import IclError, unknown
 from ..models import ActivationCache, TransformerBridge, cached, get_act_name
 from .hooks import Hook
+from .invariants import END, blocks
 
 CHANNELS = ("q", "k", "v")
 
@@ -136,25 +137,21 @@ def output_hook(writer: Node) -> str:
     return get_act_name("z" if writer.kind == "head" else "mlp_out", writer.layer)
 
 
-def input_hook(model: TransformerBridge, reader: Node) -> str:
-    """Name the hook that holds what a reader reads, before its LayerNorm (see
-    ``split_qkv_input``)."""
-    if reader.kind == "logits":
-        return get_act_name("resid_post", model.cfg.n_layers - 1)
-    if reader.kind == "mlp_in":
-        return get_act_name("mlp_in", reader.layer)
-    return get_act_name(f"{reader.kind}_input", reader.layer, "attn")
-
-
 def component_output(
     model: TransformerBridge, cache: ActivationCache | Mapping[str, Tensor], writer: Node
 ) -> Float[Tensor, "batch pos d_model"]:
     """Return what a writer adds to the residual stream, from a cache; biases after W_O belong to
-    none."""
+    none.
+
+    Read where it reaches the stream: times the factor (Granite) or after the norm (Gemma-2, OLMo-2)
+    that stands between. Such a norm keeps the scale of the run, so that the heads of a layer and
+    their biases add up; for what a *change* of one head changes, see ``change_of_writes``.
+    """
     value = cache[output_hook(writer)]
-    if writer.kind == "head":
-        return value[:, :, writer.head] @ model.blocks[writer.layer].attn.W_O[writer.head]
-    return value
+    if writer.kind != "head":
+        return value
+    own = value[:, :, writer.head] @ model.blocks[writer.layer].attn.W_O[writer.head]
+    return blocks(model)[writer.layer].share(value, own)
 
 
 def component_outputs(
@@ -166,39 +163,98 @@ def component_outputs(
     return {w: component_output(model, cache, w) for w in writers}
 
 
-@contextmanager
-def split_qkv_input(model: TransformerBridge) -> Iterator[None]:
-    """Give every head a query, key and value input of its own, to be changed one by one."""
-    before = model.cfg.use_split_qkv_input, model.cfg.use_hook_mlp_in
-    try:
-        model.set_use_split_qkv_input(True)
-        model.set_use_hook_mlp_in(True)
-    except (AttributeError, NotImplementedError) as error:
-        raise IclError(
-            "Path patching does not fit this model: it cannot fork the inputs of queries, keys and "
-            "values. Use one like GPT-2, GPT-NeoX or Llama."
-        ) from error
-    try:
-        yield
-    finally:
-        model.set_use_split_qkv_input(before[0])
-        model.set_use_hook_mlp_in(before[1])
+def change_of_writes(
+    model: TransformerBridge,
+    cache: ActivationCache | Mapping[str, Tensor],
+    other: ActivationCache | Mapping[str, Tensor],
+    writers: Iterable[Node],
+) -> Float[Tensor, "batch pos d_model"]:
+    """Return by how much the residual stream changes when these writers, and no others, write what
+    they write in the ``other`` run, before a later part reacts; caches hold their ``output_hook``.
+
+    Exact: where a norm stands between the heads of a layer and the stream, it is applied anew to
+    all that they write, so that the changes of single heads do not add up to that of all.
+    """
+    total: Tensor | None = None
+    for (kind, layer), group in groupby(sorted(writers), lambda w: (w.kind, w.layer)):
+        name, heads = output_hook(Node(kind, layer)), [node.head for node in group]
+        change = other[name] - cache[name]
+        if kind == "head":
+            block = blocks(model)[layer]
+            change = einsum(change[:, :, heads], block.out[heads], "b p h k, h k d -> b p d")
+            if block.norm is not None or block.factor != 1:
+                change = block.change(block.written(cache[name]), change)
+        total = change if total is None else total + change
+    if total is None:
+        raise IclError("Name at least one writer whose output is to change.")
+    return total
 
 
 def add_to_inputs(
-    model: TransformerBridge, changes: Mapping[Node, Float[Tensor, "batch pos d_model"]]
+    model: TransformerBridge, changes: Mapping[Node, Tensor | Callable[[], Tensor]]
 ) -> list[Hook]:
-    """Make hooks that add a change to what each reader reads, and to nothing else; run them inside
-    ``split_qkv_input``."""
+    """Make hooks that add a change, (batch, pos, d_model), to what each reader reads of the
+    residual stream, and to nothing else.
 
-    def hook_for(reader: Node, change: Tensor) -> Hook:
-        def add(value: Tensor, hook: object) -> Tensor:
-            if reader.kind not in CHANNELS:
-                return value + change
-            value = value.clone()
-            value[:, :, reader.head] += change
+    A change is a tensor, or a function that is called when the reader reads. Gradients pass
+    through: a change of zeros that requires one gets the slope of the score at this reader.
+    """
+    hooks: list[Hook] = []
+    for reader, change in changes.items():
+        hooks += shift_inputs(model, reader, [reader.head], as_function(change, reader))
+    return hooks
+
+
+def as_function(change: Tensor | Callable[[], Tensor], reader: Node) -> Callable[[], Tensor]:
+    """Wrap a change of one reader, with an axis of heads where it is one, for ``shift_inputs``."""
+
+    def ask() -> Tensor:
+        value = change if isinstance(change, Tensor) else change()
+        return value[:, :, None] if reader.kind in CHANNELS else value
+
+    return ask
+
+
+def shift_inputs(
+    model: TransformerBridge, first: Node, heads: Sequence[int], change: Callable[[], Tensor]
+) -> list[Hook]:
+    """Make hooks as ``add_to_inputs`` for readers that share a layer and a kind, those of ``heads``
+    at once: the change of their queries, keys or values is (batch, pos, head, d_model).
+
+    The change passes the norm of the reader, if there is one, and reaches what it makes of the
+    stream: queries, keys and values behind their matrices, or the input of the MLP itself.
+    """
+    if first.kind == "logits":
+        return [(END, lambda value, hook: value + change())]
+    block, layer = blocks(model)[first.layer], f"blocks.{first.layer}."
+    norm = block.mlp_read if first.kind == "mlp_in" else block.heads_read
+    stream: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Hook:
+        def store(value: Tensor, hook: object) -> Tensor:
+            stream[name] = value
             return value
 
-        return input_hook(model, reader), add
+        return layer + name, store
 
-    return [hook_for(reader, change) for reader, change in changes.items()]
+    def moved() -> Tensor:
+        """Return the change behind the norm."""
+        if norm is None:
+            return change()
+        now = sum(stream.values(), torch.zeros((), device=model.cfg.device))
+        now = now if first.kind == "mlp_in" else now[:, :, None]
+        return norm(now + change()) - norm(now)
+
+    if first.kind == "mlp_in":
+        parts = ["hook_in"] if block.parallel else ["hook_in", "hook_attn_out"]
+        add: Hook = f"{layer}mlp.hook_in", lambda value, hook: value + moved()
+        return [*map(keep, parts if norm else []), add]
+    channel = first.kind
+    weight = getattr(model.blocks[first.layer].attn, f"W_{channel.upper()}")[heads]
+
+    def project(value: Tensor, hook: object) -> Tensor:
+        value = value.clone()
+        value[:, :, heads] += einsum(moved(), weight, "b p h d, h d k -> b p h k")
+        return value
+
+    return [*map(keep, ["hook_in"] if norm else []), (f"{layer}attn.hook_{channel}", project)]

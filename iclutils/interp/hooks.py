@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from ..errors import IclError, unknown
 from ..models import TransformerBridge, check_tokens, editable, get_act_name
+from .invariants import skip_layers
 
 Head = tuple[int, int]
 How = Literal["zero", "mean", "resample"]
@@ -51,6 +51,22 @@ def run_with_hooks(
     return out, seen
 
 
+def run_from(
+    model: TransformerBridge,
+    layer: int,
+    tokens: Tokens,
+    start: Float[Tensor, "batch pos d_model"],
+    hooks: Sequence[Hook],
+    watch: Iterable[str] = (),
+    stop_at_layer: int | None = None,
+) -> tuple[Float[Tensor, "batch entry out"], dict[str, Tensor]]:
+    """Run as ``run_with_hooks``, from what a layer reads of the residual stream on (``start``, of
+    these tokens), or what the final norm reads if ``layer`` is the number of layers. Hooks are of
+    this layer or later ones."""
+    with skip_layers(model, layer, start):
+        return run_with_hooks(model, tokens, hooks, watch, stop_at_layer)
+
+
 def logits_under(
     model: TransformerBridge,
     tokens: Tokens,
@@ -62,11 +78,11 @@ def logits_under(
     The layers below the first hooked one of a list are those of a single pass, for all lists.
     """
     firsts = [_layers(name for name, _ in hooks)[0] if hooks else 0 for hooks in ways]
-    states, tuples = _states_below(model, tokens, firsts)
+    names = {layer: get_act_name("resid_pre", layer) for layer in set(firsts)}
+    _, seen = run_with_hooks(model, tokens, [], names.values(), max(firsts, default=0) + 1)
+    last = [] if at is None else [at_positions(at)]
     for layer, hooks in zip(firsts, ways, strict=True):
-        with torch.no_grad():
-            scores = _resumed(model, states[layer], layer, tuples, hooks, at)
-        yield scores
+        yield run_from(model, layer, tokens, seen[names[layer]], [*hooks, *last])[0]
 
 
 def start_above(
@@ -78,54 +94,11 @@ def start_above(
 ) -> Float[Tensor, "batch entry vocab"]:
     """Return logits under hooks of this layer and later ones, with gradients to what these put in
     place; the layers below run without. Without gradients, use ``logits_under``."""
-    states, tuples = _states_below(model, tokens, [layer])
-    return _resumed(model, states[layer], layer, tuples, hooks, at)
-
-
-def _states_below(
-    model: TransformerBridge, tokens: Tokens, layers: Iterable[int]
-) -> tuple[dict[int, Tensor], bool]:
-    """Return what each of these layers reads (of layer 0, the tokens), and whether blocks return
-    tuples."""
-    names = {layer: get_act_name("resid_post", layer - 1) for layer in {*layers} if layer}
-    outputs = list[object]()  # by the first block: a tensor or, of some architectures, a tuple
-    handle = model.blocks[0].register_forward_hook(lambda block, args, out: outputs.append(out))
-    try:
-        _, seen = run_with_hooks(model, tokens, [], names.values(), max(names, default=0) or None)
-    finally:
-        handle.remove()
-    states = {layer: seen[name] for layer, name in names.items()}
-    return {0: tokens} | states, isinstance(outputs[0], tuple)
-
-
-def _resumed(
-    model: TransformerBridge,
-    source: Tensor,
-    layer: int,
-    tuples: bool,
-    hooks: Sequence[Hook],
-    at: Int[Tensor, "batch entry"] | None,
-) -> Float[Tensor, "batch entry vocab"]:
-    """Run the layers from this one on what it reads."""
-    start: dict[str, Any] = {"start_at_layer": layer} if layer else {}
-    last = [] if at is None else [at_positions(at)]
-    with _idle(model, layer, tuples):
-        scores: Tensor = model.run_with_hooks(source, fwd_hooks=[*hooks, *last], **start)
+    name, last = get_act_name("resid_pre", layer), [] if at is None else [at_positions(at)]
+    _, seen = run_with_hooks(model, tokens, [], [name], layer + 1)
+    with skip_layers(model, layer, seen[name]):
+        scores: Tensor = model.run_with_hooks(tokens, fwd_hooks=[*hooks, *last])
     return scores
-
-
-@contextmanager
-def _idle(model: TransformerBridge, layers: int, tuples: bool) -> Iterator[None]:
-    """Let the lowest blocks hand on what they get: a pass that starts above them runs them as well,
-    and drops what they give."""
-    lowest = [model.blocks[layer] for layer in range(layers)]
-    for block in lowest:
-        block.__dict__["forward"] = lambda resid, *_, **__: (resid,) if tuples else resid
-    try:
-        yield
-    finally:
-        for block in lowest:
-            del block.__dict__["forward"]
 
 
 def _layers(names: Iterable[str]) -> list[int]:

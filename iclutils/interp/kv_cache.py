@@ -20,6 +20,7 @@ from ..errors import IclError
 from ..models import TransformerBridge
 from ..tasks.prompts import Prompts, Role
 from .hooks import Hook, at_positions
+from .invariants import window
 from .readout import check_prompts
 
 Keep = Bool[Tensor, "batch pos"]
@@ -169,12 +170,7 @@ def keys_values(
             f"{misfit} takes no explicit positions, so nothing can be cut without moving the rest. "
             "Use one with learned or rotary positions."
         )
-    config = network.config
-    kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
-    windowed = getattr(config, "sliding_window", None) is not None
-    if kinds:
-        windowed = any("full" not in kind and "global" not in kind for kind in kinds)
-    if windowed:
+    if window(model) is not None:
         raise IclError(f"{misfit} attends to a sliding window. Use one with full attention.")
     options: dict[str, Any] = {"use_cache": True, "return_type": "logits_and_cache", **past}
     with torch.no_grad():

@@ -16,6 +16,7 @@ from ..errors import IclError
 from ..models import TransformerBridge
 from .at_query import rotate_apart
 from .hooks import Head
+from .invariants import blocks
 
 CHUNK = 512  # queries compared with all keys at once: 512 x 50,257 floats are 100 MB
 
@@ -26,7 +27,8 @@ def copying_scores(model: TransformerBridge) -> Float[Tensor, "layer head"]:
     +1: attending to a token raises its own logit, for every direction; 0: as often as not. AB and
     BA share their non-zero eigenvalues: the d_head x d_head matrix ``W_O (W_U W_E) W_V`` is enough.
     """
-    core = (model.W_O @ (model.W_U @ model.W_E) @ model.W_V).double()
+    out = torch.stack([block.reaching for block in blocks(model)])
+    core = (out @ (model.W_U @ model.W_E) @ model.W_V).double()
     values = torch.linalg.eigvals(core)
     return (values.sum(-1).real / values.abs().sum(-1)).float().cpu()
 
@@ -45,7 +47,8 @@ def composition_scores(
             f"{kind}-composition cannot be read from this model's weights: its heads norm their "
             "queries and keys, so that no one matrix makes the scores. V-composition can."
         )
-    values, out, queries, keys = model.W_V, model.W_O, model.W_Q, model.W_K
+    values, queries, keys = model.W_V, model.W_Q, model.W_K
+    out = torch.stack([block.reaching for block in blocks(model)])
     if distance is not None:
         layers = enumerate(zip(queries, keys, strict=True))
         turned = [rotate_apart(model, layer, distance, *heads) for layer, heads in layers]
@@ -104,7 +107,8 @@ def qk_matching(
         raise IclError(f"{l2}.{h2} cannot read {l1}.{h1}: it must be in a later layer.")
     tokens = model.W_E if among is None else model.W_E[among]  # (token, d_model)
     queries = tokens @ model.W_Q[l2, h2]
-    keys = tokens @ model.W_V[l1, h1] @ model.W_O[l1, h1] @ model.W_K[l2, h2]
+    written = tokens @ model.W_V[l1, h1] @ blocks(model)[l1].reaching[h1]
+    keys = written @ model.W_K[l2, h2]
     queries, keys = rotate_apart(model, l2, distance, queries, keys)
     return top1(queries, keys), top1(keys, queries)
 

@@ -28,7 +28,6 @@ SAVED = {
     "parallel": partial(save_neox, use_parallel_residual=True),
     **{kind: partial(save_grouped, kind=kind) for kind in GROUPED},
 }
-HOOKED = {"parallel", "scaled"}  # whose attention is not reproduced
 
 
 EACH_TIME = ("qwen3",)  # grouped heads, rotary, norms of queries; the others are for the night
@@ -41,10 +40,7 @@ EACH_TIME = ("qwen3",)  # grouped heads, rotary, norms of queries; the others ar
 def model(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     SAVED[request.param](folder)
-    found = models.load(folder, fold=request.param == "folded")
-    run = patching.CleanRun(found, a_task(found))
-    assert run.plain == (request.param not in HOOKED)
-    return found
+    return models.load(folder, fold=request.param == "folded")
 
 
 def close(got, expected):
@@ -101,22 +97,18 @@ def without(graph, edges):
     return graph.exists & ~graph.mask(edges)
 
 
-def found(model, task, seed=0, every=True):
-    """Nats, (item, batch), of all that patches and, for ``every``, of all that estimates."""
+def found(model, task, seed=0):
+    """Nats, (item, batch), of all that patches and of all that estimates."""
     graph = of(model)
     sets, edges = parts(graph, torch.Generator().manual_seed(seed))
     index = tuple(zip(*map(graph.index, edges), strict=True))
-    patched = {
+    kept = torch.stack([graph.exists, *(without(graph, edges[:n]) for n in (1, 3, 5))])
+    return {
         "resample": patching.ablate(model, task, sets),
         "zero": patching.ablate(model, task, sets, "zero"),
         "mean": patching.ablate(model, task, sets, "mean"),
         "edges": patching.path_patching(model, task, edges)[index],
         "flow": patching.layer_flow(model, task).flatten(0, 1),
-    }
-    if not every:
-        return patched
-    kept = torch.stack([graph.exists, *(without(graph, edges[:n]) for n in (1, 3, 5))])
-    return patched | {
         "circuit": circuit.scores(model, task, kept),
         "edge slopes": attribution.edge_attribution(model, task).flatten(0, 1),
         "averaged": attribution.edge_attribution(model, task, 2).flatten(0, 1),
@@ -185,22 +177,16 @@ def test_sequences_do_not_mix_and_their_order_does_not_matter(model, task, gener
             close(part[name], values[:, some])
 
 
-# Would catch what depends on how much fits into memory, or on the way that a model is known.
+# Would catch what depends on how much fits into memory.
 @each(1)
-def test_the_fast_way_is_the_plain_one_in_chunks_or_whole(model, task, generator):
+def test_chunks_give_what_one_pass_gives(model, task, generator):
     seed = int(torch.randint(99, (), generator=generator))
-    expected = found(model, task, seed)
-    for changes in (
-        {"patching.ROWS": 3 * task.clean.numel(), "patching.LOGITS": 1}
-        | {"circuit.ROWS": 1, "attribution.ROWS": 1},
-        {"patching.FEW": 99},  # sets one at a time
-        {"patching.CleanRun._is_plain": lambda run, names: False},
-    ):
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in changes.items():
-                patch.setattr(f"iclutils.interp.{name}", value)
-            for name, values in found(model, task, seed, len(changes) > 1).items():
-                close(values, expected[name])
+    expected, rows = found(model, task, seed), 3 * task.clean.numel()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, most in {"patching": rows, "circuit": 1, "attribution": 1}.items():
+            patch.setattr(f"iclutils.interp.{name}.ROWS", most)
+        for name, values in found(model, task, seed).items():
+            close(values, expected[name])
 
 
 @each(2)

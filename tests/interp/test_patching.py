@@ -31,7 +31,6 @@ def test_patched_keys_are_recomputed_by_hand(gpt2, sources, target):
     got = patching.patch_key_input(gpt2, x, sources, target, other)
     close(got, scores.masked_fill(later, -torch.inf).softmax(-1), 1e-5, 1e-4)
     assert (got - clean["pattern", layer][:, h]).abs().max() > 1e-2, "nothing to compare"
-    assert not gpt2.cfg.use_split_qkv_input
 
 
 def loop(model, x, scored, edits):
@@ -51,11 +50,10 @@ def loop(model, x, scored, edits):
     return torch.stack([log_p(edit(*each)) for each in edits]) - log_p()
 
 
-# Would catch positions that lend patched instead of clean keys, patches of one chunk that mix,
-# and entries before a patch that change.
+# Would catch patches of one batch that mix, and entries before a patch that change.
 @settings(max_examples=10)
-@given(data=st.data(), length=st.integers(4, 30), together=st.integers(1, 5))
-def test_the_position_sweep_equals_the_loop(gpt2, neox, data, length, together):
+@given(data=st.data(), length=st.integers(4, 30), rows=st.integers(1, 150))
+def test_the_position_sweep_equals_the_loop(gpt2, neox, data, length, rows):
     model = data.draw(st.sampled_from([gpt2, gpt2, neox]))
     place = st.integers(0, length - 1)
     positions, sources = (
@@ -64,7 +62,7 @@ def test_the_position_sweep_equals_the_loop(gpt2, neox, data, length, together):
     scored = torch.tensor(sorted(data.draw(st.sets(st.integers(0, length - 2), min_size=1))))
     x = tokens(1, length)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(patching, "TOGETHER", together)
+        patch.setattr(patching, "ROWS", rows)
         got = patching.mlp_position_sweep(model, x, positions, sources, scored)
     names = [get_act_name("mlp_out", layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, x, names)
@@ -72,8 +70,9 @@ def test_the_position_sweep_equals_the_loop(gpt2, neox, data, length, together):
     edits = [(name, (0, to), cache[name][0, frm]) for name in names for to, frm in pairs]
     close(got, loop(model, x, scored, edits).view_as(got), 3e-5, 1e-4)
     if model is gpt2:
-        assert not got[:, scored < positions[:, None]].any(), "no patch reaches back"
-        assert not got[-1][scored != positions[:, None]].any(), "after the last layer, one entry"
+        reached = scored == positions[:, None]  # after the last layer, one entry
+        assert got[:, scored < positions[:, None]].abs().sum() < 1e-4, "no patch reaches back"
+        assert got[-1][~reached].abs().sum() < 1e-4
 
 
 def test_heads_removed_together_equal_the_loop(gpt2, neox):

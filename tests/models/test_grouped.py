@@ -71,8 +71,6 @@ def test_edges_and_layers_against_float64(both, first, entries):
     task, graph = a_task(model, 2, 5), of(model)
     corrupt = torch.cat([task.clean[:, :first], (task.clean[:, first:] + 7) % BOS], 1)
     task = CleanCorrupt(task.clean, corrupt, task.at[:, entries], task.answer[:, entries])
-    run = patching.CleanRun(model, task)
-    assert (run.plain, run.first) == (True, first)
     edges = [*graph.edges()[::53], *[(u, Node("logits")) for u in graph.writers[::5]]]
     got = patching.path_patching(model, task, edges)
     for edge in edges:

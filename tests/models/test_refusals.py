@@ -3,13 +3,15 @@
 import pytest
 import torch
 from random_layers import seeded
-from tiny import a_task, save_gptj, save_grouped, save_opt
+from tiny import save_gptj, save_grouped
 from transformers import BloomConfig, BloomForCausalLM, GPTNeoConfig, GPTNeoForCausalLM
 
 from iclutils import IclError, models
-from iclutils.interp import at_query, attribution, circuit, hooks, kv_cache, patching, weights
-from iclutils.interp.graph import of
+from iclutils.chapters.label_anchors import saliency
+from iclutils.interp import at_query, hooks, kv_cache, weights
+from iclutils.tasks import topics
 
+WINDOW = {"sliding_window": 8, "vocab_size": topics.VOCAB, "max_position_embeddings": 256}
 TOKENS = torch.randint(1, 59, (2, 11), generator=seeded(0))
 
 
@@ -38,14 +40,11 @@ def save_local(folder):
         (save_bloom, lambda m: kv_cache.keys_values(m, TOKENS), "A cut memory .* no explicit posi"),
         (save_gptj, lambda m: at_query.read(m, TOKENS), "editing the attention"),
         (save_gptj, lambda m: hooks.cut_attention(m, {}), "only after using it"),
-        (save_gptj, lambda m: attribution.edge_attribution(m, a_task(m)), "only after using it"),
-        (save_gptj, lambda m: circuit.scores(m, a_task(m), of(m).exists[None]), "cannot fork"),
-        (save_opt, lambda m: circuit.scores(m, a_task(m), of(m).exists[None]), "cannot fork"),
         (save_local, lambda m: kv_cache.keys_values(m, TOKENS), "sliding window"),
         (
-            save_gptj,
-            lambda m: patching.patch_key_input(m, TOKENS, [(0, 0)], (1, 0), TOKENS),
-            "^Path patching does not fit this model: it cannot fork",
+            lambda folder: save_grouped(folder, "mistral", **WINDOW),
+            lambda m: saliency.saliency(m, topics.sample(2, seeded(0), classes=2)),
+            "^Saliency .* see 8 tokens at once, and the prompts have",
         ),
         (
             lambda folder: save_grouped(folder, "qwen3"),

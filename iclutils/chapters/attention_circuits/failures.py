@@ -10,7 +10,6 @@ healthy output brings the score back: both need the healthy model.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,13 +28,12 @@ from ...interp.head_scores import uniform_pattern
 from ...interp.hooks import Hook, at_positions, check_editable, run_with_hooks, set_activation
 from ...interp.statistics import benjamini_hochberg, mean_se
 from ...models import TransformerBridge, get_act_name
-from .interactions import SCALE, answer_direction
+from .interactions import answer_direction
 
 KINDS = ("even", "sink", "cut", "misrouted", "overactive")
 EXCESS = 4.0  # times what an overactive head should write
 COMPARED = ("length", "push", "distance", "entropy")  # signs of an anomaly
 ENOUGH = 0.2  # share of the lost score that a part to blame brings back
-SPLIT = ("hook_q_input", "hook_k_input", "hook_v_input", "hook_mlp_in")
 
 Signs = dict[Node, dict[str, Float[Tensor, "_"]]]  # by component and sign, (case)
 Covariances = Mapping[Node, LedoitWolf]
@@ -113,13 +111,8 @@ def carry_mean(model: TransformerBridge, task: CleanCorrupt, edges: Sequence[Edg
             written[:] = [component_output(model, {output_hook(writer): value}, writer)]
             return value
 
-        def swap(value: Tensor, hook: object) -> Tensor:
-            value = value.clone()
-            read = value[:, :, reader.head] if reader.kind in graph.CHANNELS else value
-            read += mean - written[0]
-            return value
-
-        return [(output_hook(writer), watch), (graph.input_hook(model, reader), swap)]
+        swap = graph.add_to_inputs(model, {reader: lambda: mean - written[0]})
+        return [(output_hook(writer), watch), *swap]
 
     return [hook for edge in edges for hook in hooks_of(*edge)]
 
@@ -132,9 +125,7 @@ def observe(
 ) -> tuple[Float[Tensor, "batch entry vocab"], dict[str, Tensor]]:
     """Return logits at the scored positions under ``hooks``, and the activations ``watch`` there
     (case, entry, ...)."""
-    split = any(name.endswith(SPLIT) for name, _ in hooks)
-    with graph.split_qkv_input(model) if split else nullcontext():
-        logits, seen = run_with_hooks(model, task.clean, [*hooks, at_positions(task.at)], watch)
+    logits, seen = run_with_hooks(model, task.clean, [*hooks, at_positions(task.at)], watch)
     batch = torch.arange(len(task), device=task.at.device)[:, None]
     by_position = {k: x.transpose(1, 2) if "pattern" in k else x for k, x in seen.items()}
     return logits, {name: value[batch, task.at] for name, value in by_position.items()}
@@ -168,7 +159,8 @@ def signs(
     to the answer's ``source``.
     """
     writes, seen = _writes(model, task, hooks)
-    toward = answer_direction(model, task) / seen[SCALE]  # (case, entry, d_model)
+    end = get_act_name("resid_post", model.cfg.n_layers - 1)
+    toward = answer_direction(model, task, seen[end])  # (case, entry, d_model)
     out: Signs = {}
     for node, write in writes.items():  # (case, entry, d_model)
         own = {"length": write.norm(dim=-1).mean(-1)}
@@ -269,7 +261,8 @@ def _writes(
     """Return writes of every head and MLP layer, and activations, at the scored positions."""
     layers = range(model.cfg.n_layers)
     names = [get_act_name(part, la) for la in layers for part in ("pattern", "z", "mlp_out")]
-    _, seen = observe(model, task, hooks, [*names, SCALE])
+    names.append(get_act_name("resid_post", layers[-1]))
+    _, seen = observe(model, task, hooks, names)
     components = [node for node in graph.of(model).writers if node.kind != "embed"]
     return {node: component_output(model, seen, node) for node in components}, seen
 

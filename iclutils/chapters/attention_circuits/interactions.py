@@ -17,11 +17,10 @@ from transformers import GPT2LMHeadModel, PreTrainedModel
 from ...errors import IclError
 from ...interp.clean_corrupt import CleanCorrupt, scored_logits
 from ...interp.graph import Node, component_output, of, output_hook
+from ...interp.invariants import toward
 from ...interp.patching import ablate
 from ...models import TransformerBridge, cached, get_act_name
 from ...models.checkpoint import write_out
-
-SCALE = "ln_final.hook_scale"
 
 
 def interactions(
@@ -49,26 +48,24 @@ def interactions(
 def direct_logits(model: TransformerBridge, task: CleanCorrupt) -> Float[Tensor, "writer batch"]:
     """Return the direct effect of each writer on the right answer's logit over the mean of all (or
     ``choices``), mean over scored entries: heads that push the same answer are aggregative (Elhage
-    et al. 2021, Wang et al. 2022). Biases are left out."""
-    writers = of(model).writers
-    _, cache = cached(model, task.clean, {*map(output_hook, writers), SCALE})
+    et al. 2021, Wang et al. 2022). Biases are left out; norms keep the scale of the run."""
+    writers, end = of(model).writers, get_act_name("resid_post", model.cfg.n_layers - 1)
+    _, cache = cached(model, task.clean, {*map(output_hook, writers), end})
     rows = torch.arange(len(task), device=task.clean.device)[:, None]
-    reads = answer_direction(model, task) / cache[SCALE][rows, task.at]  # (batch, entry, d_model)
+    reads = answer_direction(model, task, cache[end][rows, task.at])  # (batch, entry, d_model)
     writes = torch.stack([component_output(model, cache, u)[rows, task.at] for u in writers])
     return (writes * reads).sum(-1).mean(-1)
 
 
 def answer_direction(
-    model: TransformerBridge, task: CleanCorrupt
+    model: TransformerBridge, task: CleanCorrupt, end: Float[Tensor, "batch entry d_model"]
 ) -> Float[Tensor, "batch entry d_model"]:
     """Return the direction in the residual stream of the answer's logit over the mean of all (or
-    choices), the final LayerNorm folded in but for its scale, by which one divides."""
-    tokens = model.W_U.T * getattr(model.ln_final, "weight", 1)  # (vocab, d_model)
-    if "RMS" not in str(model.cfg.normalization_type):  # LayerNorm takes the mean away
-        tokens = tokens - tokens.mean(-1, keepdim=True)
+    choices); the final norm keeps the scale that it has at ``end``, the last stream of the run."""
+    tokens = model.W_U.T  # (vocab, d_model)
     if task.choices is None:
-        return tokens[task.answer] - tokens.mean(0)
-    return tokens[task.answer] - tokens[task.choices].mean(1, keepdim=True)
+        return toward(model, end, tokens[task.answer] - tokens.mean(0))
+    return toward(model, end, tokens[task.answer] - tokens[task.choices].mean(1, keepdim=True))
 
 
 def note_correlation(

@@ -17,6 +17,7 @@ from torch import Tensor
 from ...errors import IclError
 from ...interp.at_query import AtQuery, Mask, read, read_heads, scores
 from ...interp.hooks import Head, check_head
+from ...interp.invariants import blocks, toward
 from ...interp.kv_cache import demonstrations as before_query
 from ...models import TransformerBridge, bos, get_act_name
 from ...progress import bar
@@ -175,43 +176,40 @@ def direct_logit_attribution(
 ) -> LogitAttribution:
     """Split the answer's logit into starts and updates of heads, MLPs and the embedding.
 
-    The scale of the final norm is held fixed. The mean logit of the tokens ``against``, (batch, k)
-    or one row for all, is subtracted: a logit alone means little, as softmax ignores a constant.
+    Every norm on the way keeps the scale of the run. The mean logit of the tokens ``against``,
+    (batch, k) or one row for all, is subtracted: a logit alone means little, as softmax ignores a
+    constant.
     """
     model = query.model
     check_answers(query, answer, against)
     layers = range(model.cfg.n_layers)
 
-    def at_query(name: str, layer: int | None = None) -> Tensor:
-        return query.found[name if layer is None else get_act_name(name, layer)][:, 0].double()
+    def at_query(name: str, layer: int) -> Tensor:
+        return query.found[get_act_name(name, layer)][:, 0].double()
 
-    unembed, bias = model.W_U, model.b_U.double()
-    direction, offset = unembed[:, answer].double().T, bias[answer]
-    logit = query.logits.double()
+    unembed, logit = model.W_U, query.logits.double()
+    direction = unembed[:, answer].T
     value = logit.gather(1, answer[:, None])[:, 0]
     if against is not None:
         value = value - logit.gather(1, against.expand(len(query), -1)).mean(1)
-        direction = direction - torch.stack([unembed[:, ids].double().mean(1) for ids in against])
-        offset = offset - bias[against].mean(1)
-    weight = model.ln_final.weight.double() + getattr(model.ln_final, "uses_weight_offset", False)
-    shift = getattr(model.ln_final, "bias", None)
-    if shift is not None:
-        offset = offset + (direction * shift.double()).sum(1)
-    resid, scale = at_query("resid_post", layers[-1]), at_query("ln_final.hook_scale")
-    toward = direction * weight / scale
-    centred = (resid - at_query("ln_final.hook_normalized") * scale).norm() > 1e-3 * resid.norm()
-    if bool(centred):  # LayerNorm; RMSNorm does not subtract the mean
-        toward = toward - toward.mean(1, keepdim=True)
-    by_head = torch.einsum("lhde,be->blhd", model.W_O.double(), toward)
-    start, update, z = ((part * by_head).sum(-1) for part in duals[:3])
+        direction = direction - torch.stack([unembed[:, ids].mean(1) for ids in against])
+    end = at_query("resid_post", layers[-1])
+    reads = toward(model, end.float(), direction).double()
+    by_head = []
+    for layer, block in enumerate(blocks(model)):
+        z = query.found[get_act_name("z", layer)][:, 0]
+        through = block.pull_back(z, reads.float()).double()
+        by_head.append(torch.einsum("hed,bd->bhe", block.out.double(), through))
+    start, update, z = ((part * torch.stack(by_head, 1)).sum(-1) for part in duals[:3])
     attention, mlp = (
-        torch.stack([(at_query(name, la) * toward).sum(1) for la in layers], 1)
+        torch.stack([(at_query(name, la) * reads).sum(1) for la in layers], 1)
         for name in ("attn_out", "mlp_out")
     )
-    embedding = (at_query("resid_pre", 0) * toward).sum(1)
-    constant = attention.sum(1) - z.sum((1, 2)) + offset
+    embedding = (at_query("resid_pre", 0) * reads).sum(1)
+    biases = attention.sum(1) - z.sum((1, 2))
+    constant = biases + value - (end * reads).sum(1)
     parts = torch.cat([start.flatten(1), update.flatten(1), mlp, embedding[:, None]], 1)
-    gap = parts.sum(1) + constant - value
+    gap = parts.sum(1) + biases - (end * reads).sum(1)
     if not bool((gap.abs() <= LOGIT_TOLERANCE * (parts.abs().sum(1) + constant.abs())).all()):
         raise IclError(
             "Direct logit attribution does not fit this model: the parts do not sum to the logit. "

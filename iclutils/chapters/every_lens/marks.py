@@ -21,6 +21,7 @@ from ...interp.at_query import AtQuery, read, read_heads, scores
 from ...interp.attribution import node_attribution
 from ...interp.graph import of
 from ...interp.hooks import logits_at
+from ...interp.invariants import blocks
 from ...models import TransformerBridge, get_act_name
 from ..contrastive_kernel.heads import direct_logit_attribution, dual_heads
 from .question import Question
@@ -102,10 +103,13 @@ def written(
     query: AtQuery,
 ) -> tuple[Float[Tensor, "batch layer head d_model"], Float[Tensor, "batch layer d_model"]]:
     """Return what every head writes at the query, and the residual stream after every layer."""
-    layers = range(query.model.cfg.n_layers)
-    z = torch.stack([query.found[get_act_name("z", la)][:, 0] for la in layers], 1)
-    states = [query.found[get_act_name("resid_post", la)][:, 0] for la in layers]
-    return torch.einsum("blhe,lhed->blhd", z, query.model.W_O), torch.stack(states, 1)
+    writes, states = [], []
+    for layer, block in enumerate(blocks(query.model)):
+        z = query.found[get_act_name("z", layer)][:, 0]
+        every = z[:, None].expand(-1, z.shape[1], -1, -1)  # of all heads, for each of them
+        writes.append(block.share(every, torch.einsum("bhe,hed->bhd", z, block.out)))
+        states.append(query.found[get_act_name("resid_post", layer)][:, 0])
+    return torch.stack(writes, 1), torch.stack(states, 1)
 
 
 def rows(query: AtQuery) -> Float[Tensor, "batch layer head pos"]:
@@ -126,11 +130,12 @@ def step_towards(
 ) -> Float[Tensor, "batch layer head pos"]:
     """Return the share of a vector that every head writes, by the token of the examples that it
     reads: attention times the value's part along the vector."""
-    unit = (vector / vector.square().sum()).double()
+    unit = (vector / vector.square().sum()).expand(len(query), -1)
     by_layer = []
-    for layer, (_, _, values, _) in enumerate(read_heads(query)):
-        along = torch.einsum("hed,d->he", query.model.blocks[layer].attn.W_O.double(), unit)
-        by_layer.append(torch.einsum("bhpe,he->bhp", values, along))
+    for block, (_, _, values, z) in zip(blocks(query.model), read_heads(query), strict=True):
+        through = block.pull_back(z.to(unit), unit).double()
+        along = torch.einsum("hed,bd->bhe", block.out.double(), through)
+        by_layer.append(torch.einsum("bhpe,bhe->bhp", values, along))
     return rows(query) * torch.stack(by_layer, 1) * question.shown[:, None, None]
 
 

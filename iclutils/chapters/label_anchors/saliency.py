@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...interp.hooks import Hook, check_editable
+from ...interp.invariants import check_window
 from ...interp.readout import at_target, check_prompts, in_batches
 from ...models import TransformerBridge, get_act_name
 from ...tasks.prompts import Prompts, class_logits
@@ -71,6 +72,7 @@ def saliency(model: TransformerBridge, prompts: Prompts) -> Float[Tensor, "batch
     """
     check_prompts(model, prompts)
     check_editable(model)
+    check_window(model, prompts.tokens.shape[1], "Saliency between label words and the target")
     start: list[Tensor] = []  # the lowest pattern, from which the gradient is taken
     done: dict[int, Tensor] = {}  # by layer: (batch, dest, src)
 
