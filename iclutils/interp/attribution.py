@@ -70,7 +70,11 @@ def _products(
     for group in groups:  # a change of nothing for every reader, whose gradient is taken
         shape = (len(group),) if group[0].kind in CHANNELS else ()
         leaf = lost.new_zeros(*lost.shape[1:3], *shape, lost.shape[-1], requires_grad=True)
-        hooks += shift_inputs(model, group[0], range(len(group)), lambda leaf=leaf: leaf)
+
+        def nothing(leaf: Tensor = leaf) -> Tensor:
+            return leaf
+
+        hooks += shift_inputs(model, group[0], range(len(group)), nothing)
         leaves.append(leaf)
     gradients = _gradients(model, part, embedding, hooks, leaves)
     each, start = lost.transpose(0, 1).flatten(2), 0

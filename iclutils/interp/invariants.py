@@ -277,7 +277,8 @@ def final_norm(model: TransformerBridge) -> Norm:
     """Return the norm before the unembedding; refuse a model in which something else is there."""
     names = [get_act_name("resid_post", model.cfg.n_layers - 1), "unembed.hook_in"]
     _, cache = cached(model, _probe(model), names)
-    norm = _fit(model, model, *(cache[name] for name in names), "what the unembedding reads")
+    end, normal = (cache[name] for name in names)
+    norm = _fit(model, model, end, normal, "what the unembedding reads")
     return norm if norm is not None else lambda stream: stream
 
 

@@ -11,11 +11,14 @@ import transformers as hf
 from tiny import CONTEXT, VOCAB, a_task
 
 from iclutils import models
+from iclutils.chapters import gpt2_induction
 from iclutils.chapters.attention_circuits.interactions import direct_logits
 from iclutils.chapters.contrastive_kernel import heads
 from iclutils.errors import IclError
 from iclutils.interp import at_query, attribution, circuit, hooks, invariants, patching
+from iclutils.interp.clean_corrupt import CleanCorrupt
 from iclutils.interp.graph import Node, all_heads, head, of
+from iclutils.tasks.repeated import repeated_tokens
 
 pytestmark = pytest.mark.slow
 HEADS, WIDTH, TARGET = 4, 8, 2
@@ -235,8 +238,9 @@ def part(owner, path):
 class Truth:
     """A network in float64: what its parts write, and what a change of one reader's input does."""
 
-    def __init__(self, network, kind):
+    def __init__(self, network, kind, folder):
         self.network, self.kind = network.eval().requires_grad_(False), kind
+        self.folder = folder
         if not hasattr(network.config, "num_local_experts"):  # routers are float32
             self.network.double()
         self.blocks = part(network, kind.blocks)
@@ -400,7 +404,7 @@ def both(request, tmp_path_factory):
             weight.add_(0.3 * torch.randn_like(weight)) if near_one else weight.normal_(0, 0.3)
     folder = tmp_path_factory.mktemp("network")
     network.save_pretrained(folder)
-    return models.load(folder), Truth(network, kind), request.param
+    return models.load(folder), Truth(network, kind, folder), request.param
 
 
 def close(got, expected):
@@ -486,9 +490,22 @@ def test_direct_effects(both):
     answer, everything = task.answer[:, -1], torch.arange(VOCAB)[None]
     duals = heads.dual_heads(query, shown)
     found = heads.direct_logit_attribution(query, duals, answer, everything)
-    last = type(task)(task.clean, task.corrupt, task.at[:, -1:], task.answer[:, -1:])
+    last = CleanCorrupt(task.clean, task.corrupt, task.at[:, -1:], task.answer[:, -1:])
     got = (found.start + found.update).flatten(1)
     close(got.T, truth.direct(last))
+
+
+# Folding moves what values add by their bias out of the heads; these have none.
+@pytest.mark.nightly
+@pytest.mark.parametrize("both", ["llama", "granite", "gemma3", "cohere"], indirect=True)
+def test_direct_effects_after_folding(both):
+    _, truth, _ = both
+    model = models.load(truth.folder, fold=True)
+    batch = repeated_tokens(model, 2, 6, torch.Generator().manual_seed(0))
+    tokens, half = batch.tokens, batch.clean_half.indices(batch.tokens.shape[1])
+    at = torch.arange(*half).expand(2, -1)
+    task = CleanCorrupt(tokens, tokens, at, tokens.gather(1, at + 1))
+    close(gpt2_induction.direct_effects(model, batch).flatten(1).T, truth.direct(task))
 
 
 def test_a_model_that_fits_no_known_way_is_refused(tmp_path, monkeypatch):

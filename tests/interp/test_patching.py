@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 from tiny import tokens
 
 from iclutils.interp import patching
-from iclutils.interp.clean_corrupt import CleanCorrupt, scored_logits
-from iclutils.interp.graph import all_heads
 from iclutils.interp.hooks import run_with_hooks
 from iclutils.interp.readout import log_prob
 from iclutils.models import cached, get_act_name
@@ -73,18 +71,3 @@ def test_the_position_sweep_equals_the_loop(gpt2, neox, data, length, rows):
         reached = scored == positions[:, None]  # after the last layer, one entry
         assert got[:, scored < positions[:, None]].abs().sum() < 1e-4, "no patch reaches back"
         assert got[-1][~reached].abs().sum() < 1e-4
-
-
-def test_heads_removed_together_equal_the_loop(gpt2, neox):
-    x, scored, zero = tokens(1, 24), torch.tensor([14, 15, 20]), torch.zeros(())
-    task = CleanCorrupt(x, x, scored[None], x[:, scored + 1])
-    for model in (gpt2, neox):
-        heads = all_heads(model)
-        got = patching.ablate(model, task, [[node] for node in heads], "zero")[:, 0]
-        edits = [
-            (get_act_name("z", node.layer), (slice(None), slice(None), node.head), zero)
-            for node in heads
-        ]
-        got = got - task.score(scored_logits(model, task))
-        close(got, loop(model, x, scored, edits).mean(-1), 2e-5, 1e-4)
-        assert got.abs().max() > 1e-2
