@@ -156,14 +156,11 @@ def _claims(notebook, chapter, ledger):
     labels = [label for cell in notebook["cells"] for label in _labels(cell)]
     for label in sorted({label for label in labels if labels.count(label) > 1}):
         yield f"two targets ({label})="
-    where, named = "", dict[str, set[str]]()
-    wanted = {f"{chapter}-{claim.cell}" for claim in ledger.values()}
+    seen, named = set[str](), dict[str, set[str]]()
     for cell in notebook["cells"]:
-        if cell["cell_type"] == "markdown":
-            where = next((label for label in reversed(_labels(cell)) if label in wanted), where)
-        else:
-            for claim in claims_in([cell]):
-                named.setdefault(claim, set()).add(where)
+        seen |= {*_labels(cell)}
+        for claim in claims_in([cell]):
+            named.setdefault(claim, set()).update(seen)
     for claim in sorted(set(named) - set(ledger)):
         yield f"{claim} is not in the ledger"
     for name, claim in ledger.items():
@@ -171,7 +168,7 @@ def _claims(notebook, chapter, ledger):
         if label not in labels:
             yield f"{name}: no markdown cell has the target ({label})="
         elif name in named and label not in named[name]:
-            yield f"{name} is checked after {sorted(named[name])}, not after ({label})="
+            yield f"{name} is checked before ({label})=, the section that it names"
         if name not in named:
             yield f"{name} is never checked"
 

@@ -153,7 +153,7 @@ BREAKS = {
     "too large": (lambda n: n["cells"][0].update(source="# long " * 200_000), "the limit is 1 MB"),
     "a stranger": (put("draws", source='book.check("04.scoer", 1)'), "04.scoer is not in the"),
     "one unchecked": (put("judges", source="pass"), "is never checked"),
-    "wrong place": (exchange, "is checked after ['04-"),
+    "wrong place": (exchange, "is checked before (04-"),
 }
 
 
