@@ -1,7 +1,7 @@
 // Figure 7: which heads carry the answer? (notebook 07). SmolLM2 does not run in the page: this is
 // the record of a run at the tier `real`, prompt by prompt, of every removal that the chapter makes.
 {
-  const LAYERS = 30, HEADS = 9, MORE = 27, NONE = "none", ONE = "one head";
+  const LAYERS = 30, HEADS = 9, MORE = 30, NONE = "none", ONE = "one head";
   const LENSES = ["circuit", "anchors", "induction", "algorithm", "vector", "dual"];
   const DERIVED = ["match and read", "match only", "read only", "match, not vector", "vector, not match"];
   const WAYS = ["resampled", "averaged", "zeroed"];
