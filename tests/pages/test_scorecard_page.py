@@ -36,6 +36,7 @@ def test_without_scripts_the_whole_table_is_there(reader, rows):
 def test_a_claim_leads_to_its_section_and_back(reader):
     chapter = claims.chapters()[0]
     tab = reader.open(f"notebooks/{chapter}")
+    tab.locator("details.drawer > summary").click()
     link = tab.locator("table.evidence a[href*='scorecard.html#claim-']").first
     name = link.get_attribute("href").partition("#")[2]
     link.click()
