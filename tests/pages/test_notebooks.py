@@ -73,6 +73,9 @@ def test_a_chapter_is_a_story_and_a_drawer(path):
     assert len(lengths) <= 5
     assert max(lengths) <= 12
     assert not any("book.check" in source(c) or "assert " in source(c) for c in open_code)
+    text = "".join(source(c) + "\n" for c in read_json(path)["cells"] if "exercise" not in tags(c))
+    after = text.partition(f"({path.stem[:2]}-drawer)=")[2].partition("\n## ")[2]
+    assert "book.check(" not in after.partition("\n## ")[2], "what is judged stands in the drawer"
     pictures = [o for c in cells for o in c.get("outputs", []) if "image/png" in o.get("data", {})]
     assert len(pictures) <= 5
 
