@@ -55,7 +55,7 @@ class Lines:
 
     def orders(self, inputs: tuple[Any, ...]) -> Iterator[tuple[int, ...]]:
         """Yield which of the inputs each name may be, all ways."""
-        fit = [[i for i, x in enumerate(inputs) if all(hasattr(x, a) for a in has)]
+        fit = [[i for i, x in enumerate(inputs) if all(a in dir(x) for a in has)]
                for has in self.reads.values()]  # fmt: skip
         return (order for order in itertools.product(*fit) if len({*order}) == len(order))
 

@@ -9,6 +9,7 @@ from pasting import NOTEBOOKS, pasted
 CHAPTERS = sorted(NOTEBOOKS.glob("0*.ipynb"))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("homework", checks.homeworks())
 def test_no_line_of_its_chapter_answers_a_homework(homework):
     for chapter in NOTEBOOKS.glob(f"{homework[2:]}_*.ipynb"):
