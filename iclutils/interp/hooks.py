@@ -177,18 +177,34 @@ def ablate_rows(
 ) -> list[list[Hook]]:
     """Make hooks as ``ablate_sets`` does, where a set has other heads for each row of ``tokens``,
     or one list for all: controls can be drawn for each prompt at the cost of one draw."""
-    chosen = [dict[str, Tensor]() for _ in sets]
-    for masks, rows in zip(chosen, sets, strict=True):
-        for row, head in ((row, head) for row, heads in enumerate(rows) for head in heads):
-            check_head(model, head)
-            none = torch.zeros(len(rows), 1, model.cfg.n_heads, 1, dtype=torch.bool)
-            masks.setdefault(get_act_name("z", head[0]), none)[row, 0, head[1]] = True
-    values = replacements(model, tokens, {n for masks in chosen for n in masks}, how, other)
+    chosen = [head_masks(model, rows) for rows in sets]
+    names = {layer: get_act_name("z", layer) for masks in chosen for layer in masks}
+    values = replacements(model, tokens, names.values(), how, other)
+    return [put_heads(masks, {la: values[names[la]] for la in masks}) for masks in chosen]
 
-    def replace(name: str, mask: Tensor) -> Hook:
-        return name, lambda z, hook: torch.where(mask.to(z.device), values[name], z)
 
-    return [[replace(*item) for item in masks.items()] for masks in chosen]
+def head_masks(
+    model: TransformerBridge, rows: Sequence[Sequence[Head]]
+) -> dict[int, Bool[Tensor, "row 1 head 1"]]:
+    """Mark by layer which heads each row has; a list of one row stands for all."""
+    masks: dict[int, Tensor] = {}
+    for row, (layer, head) in ((row, head) for row, heads in enumerate(rows) for head in heads):
+        check_head(model, (layer, head))
+        none = torch.zeros(len(rows), 1, model.cfg.n_heads, 1, dtype=torch.bool)
+        masks.setdefault(layer, none)[row, 0, head] = True
+    return masks
+
+
+def put_heads(
+    masks: Mapping[int, Bool[Tensor, "row 1 head 1"]], values: Mapping[int, Float[Tensor, "..."]]
+) -> list[Hook]:
+    """Make hooks that put ``values``, by layer, in the place of ``z`` of the marked heads."""
+
+    def replace(layer: int, mask: Tensor) -> Hook:
+        new = values[layer]
+        return get_act_name("z", layer), lambda z, hook: torch.where(mask.to(z.device), new, z)
+
+    return [replace(*item) for item in masks.items()]
 
 
 def cut_attention(
@@ -240,7 +256,7 @@ def replacements(
     if how == "zero":
         return {name: torch.zeros((), device=tokens.device) for name in names}
     if how == "mean":
-        cache = _read(model, tokens, names)
+        cache = activations(model, tokens, names)
         return {name: cache[name].mean((0, 1), keepdim=True) for name in names}
     if how == "resample":
         if other.shape != tokens.shape:
@@ -248,11 +264,13 @@ def replacements(
                 f"Resampling needs sequences of the same shape; got {tuple(other.shape)} for "
                 f"{tuple(tokens.shape)}."
             )
-        return _read(model, other, names)
+        return activations(model, other, names)
     raise unknown("ablation", how, ["zero", "mean", "resample"])
 
 
-def _read(model: TransformerBridge, tokens: Tokens, names: Sequence[str]) -> dict[str, Tensor]:
+def activations(
+    model: TransformerBridge, tokens: Tokens, names: Sequence[str]
+) -> dict[str, Tensor]:
     """Read the named activations in a run that goes no further than they are."""
     if not names:
         return {}

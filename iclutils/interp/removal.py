@@ -28,7 +28,7 @@ from ..errors import IclError
 from ..models import TransformerBridge, get_act_name
 from .clean_corrupt import CleanCorrupt
 from .head_scores import same_layers
-from .hooks import Head, Hook, check_head, logits_under, run_with_hooks, start_above
+from .hooks import Head, activations, head_masks, logits_under, put_heads, start_above
 
 Heads = Sequence[Head]
 DRAWS = 20  # of other heads of the same layers, dealt over the prompts
@@ -95,7 +95,7 @@ def least_harm(
     descent = torch.optim.Adam([values], lr=rate)
     for step in range(steps):
         task, heads = cases[step % len(cases)]
-        hooks = _hooks(model, [heads] * len(task), dict(enumerate(values)))
+        hooks = put_heads(head_masks(model, [heads]), dict(enumerate(values)))
         layer = min(layer for layer, _ in heads)
         logits = start_above(model, task.clean, layer, hooks, task.at)[:, 0]
         loss = -logits.log_softmax(-1).gather(-1, task.answer).mean()
@@ -118,7 +118,7 @@ def without(
     controls then cost what one costs. Layers below the first head of a set run once for all sets.
     """
     rows = [_by_row(heads, len(task)) for heads in sets]
-    ways = [_hooks(model, each, replacement.by_layer) for each in rows]
+    ways = [put_heads(head_masks(model, each), replacement.by_layer) for each in rows]
     logits = logits_under(model, task.clean, ways, task.at)
     return _joined([outcome(task, each[:, 0]) for each in logits])
 
@@ -128,9 +128,17 @@ def outcome(task: CleanCorrupt, logits: Float[Tensor, "batch vocab"]) -> Outcome
     if task.choices is None:
         raise IclError("Name the answer and its rivals: the task needs choices.")
     right = logits.gather(-1, task.answer)[:, 0]
-    rivals = (logits.gather(-1, task.choices).sum(-1) - right) / (task.choices.shape[1] - 1)
+    ahead = lead(right, logits.gather(-1, task.choices))
     hit = logits.argmax(-1) == task.answer[:, 0]
-    return Outcome((right - logits.logsumexp(-1)).exp(), right - rivals, hit.to(right))
+    return Outcome((right - logits.logsumexp(-1)).exp(), ahead, hit.to(right))
+
+
+def lead(
+    right: Float[Tensor, "*lead"], choices: Float[Tensor, "*lead choice"]
+) -> Float[Tensor, "*lead"]:
+    """Return by how much the logit of the answer leads the mean of the other choices, in nats;
+    ``right`` is one of ``choices``."""
+    return right - (choices.sum(-1) - right) / (choices.shape[-1] - 1)
 
 
 def dealt(
@@ -163,29 +171,12 @@ def _by_row(heads: Heads | Sequence[Heads], rows: int) -> Sequence[Heads]:
     return heads if own else [heads] * rows  # type: ignore[return-value, list-item]
 
 
-def _hooks(
-    model: TransformerBridge, rows: Sequence[Heads], by_layer: Mapping[int, Tensor]
-) -> list[Hook]:
-    """Make hooks that put ``by_layer`` in place of the outputs of each row's heads."""
-    masks = dict[int, Tensor]()  # by layer, (row, 1, head, 1)
-    for row, (layer, head) in ((row, head) for row, heads in enumerate(rows) for head in heads):
-        check_head(model, (layer, head))
-        none = torch.zeros(len(rows), 1, model.cfg.n_heads, 1, dtype=torch.bool)
-        masks.setdefault(layer, none)[row, 0, head] = True
-
-    def hook(layer: int) -> Hook:
-        mask, new = masks[layer].to(model.cfg.device), by_layer[layer]
-        return get_act_name("z", layer), lambda z, hook: torch.where(mask, new, z)
-
-    return [hook(layer) for layer in sorted(masks)]
-
-
 def _outputs(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
 ) -> dict[int, Float[Tensor, "batch pos head d_head"]]:
     """Read the outputs of all heads, by layer."""
     names = [get_act_name("z", layer) for layer in range(model.cfg.n_layers)]
-    _, seen = run_with_hooks(model, tokens, [], names, model.cfg.n_layers)
+    seen = activations(model, tokens, names)
     return {layer: seen[name] for layer, name in enumerate(names)}
 
 

@@ -22,25 +22,22 @@ from iclutils.tasks.repeated import repeated_tokens
 
 pytestmark = pytest.mark.slow
 HEADS, WIDTH, TARGET = 4, 8, 2
+TOKENS = {"vocab_size": VOCAB, "bos_token_id": VOCAB - 1, "eos_token_id": VOCAB - 1}
+BODY = {**TOKENS, "hidden_size": HEADS * WIDTH}
 SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": HEADS * WIDTH,
+    **BODY,
     "num_hidden_layers": 2,
     "num_attention_heads": HEADS,
     "intermediate_size": 48,
     "max_position_embeddings": CONTEXT,
-    "bos_token_id": VOCAB - 1,
-    "eos_token_id": VOCAB - 1,
     "pad_token_id": None,
 }
 OLD = {
-    "vocab_size": VOCAB,
+    **TOKENS,
     "n_embd": HEADS * WIDTH,
     "n_layer": 2,
     "n_head": HEADS,
     "n_positions": CONTEXT,
-    "bos_token_id": VOCAB - 1,
-    "eos_token_id": VOCAB - 1,
 }
 EVERY = {**SIZES, "num_key_value_heads": HEADS}  # no groups of heads
 SQUARE = {**EVERY, "head_dim": WIDTH}
@@ -144,28 +141,13 @@ KINDS = {
         hf.GPTJConfig(**OLD, rotary_dim=4), out="out_proj", norms=("ln_1",) * 2, parallel=True
     ),
     "gpt_neo": GPT(
-        hf.GPTNeoConfig(
-            vocab_size=VOCAB,
-            hidden_size=HEADS * WIDTH,
-            num_layers=2,
-            num_heads=HEADS,
-            attention_types=[[["global"], 2]],
-            bos_token_id=VOCAB - 1,
-            eos_token_id=VOCAB - 1,
-        ),
+        hf.GPTNeoConfig(**BODY, num_layers=2, num_heads=HEADS, attention_types=[[["global"], 2]]),
         attn="attn.attention",
         out="out_proj",
         norms=("ln_1", "ln_2"),
     ),
     "bloom": FALCON(
-        hf.BloomConfig(
-            vocab_size=VOCAB,
-            hidden_size=HEADS * WIDTH,
-            n_layer=2,
-            n_head=HEADS,
-            bos_token_id=VOCAB - 1,
-            eos_token_id=VOCAB - 1,
-        ),
+        hf.BloomConfig(**BODY, n_layer=2, n_head=HEADS),
         norms=("input_layernorm", "post_attention_layernorm"),
     ),
     "gpt_oss": Kind(

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...interp.clean_corrupt import CleanCorrupt, classification, of_rivals
-from ...interp.removal import Outcome, outcome
+from ...interp.removal import Outcome, lead, outcome
 from ...models import TransformerBridge, start_tokens
 from ...models import words as model_words
 from ...tasks import words
@@ -50,7 +50,7 @@ class Margin(CleanCorrupt):
         self, right: Float[Tensor, "*lead"], choices: Float[Tensor, "*lead choice"]
     ) -> Float[Tensor, "*lead"]:
         """Return the margin of single predictions, in nats."""
-        return right - (choices.sum(-1) - right) / (choices.shape[-1] - 1)
+        return lead(right, choices)
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class Question:
 
     def said(self, logits: Float[Tensor, "*way batch vocab"]) -> Outcome:
         """Return probability, margin and success of the right answer."""
-        lead, flat = logits.shape[:-1], logits.reshape(-1, *logits.shape[-2:])
+        shape, flat = logits.shape[:-1], logits.reshape(-1, *logits.shape[-2:])
         every = [outcome(self.task, each) for each in flat]
-        return Outcome(*(torch.stack(x).reshape(lead) for x in zip(*every, strict=True)))
+        return Outcome(*(torch.stack(x).reshape(shape) for x in zip(*every, strict=True)))
 
     def mixed(self, generator: torch.Generator) -> Question:
         """Return the same prompts, each example clean or corrupt by a coin; two choices only."""

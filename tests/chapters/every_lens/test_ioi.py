@@ -3,20 +3,10 @@
 import pytest
 import torch
 from random_layers import seeded
-from tiny import real_tokenizer, save_grouped
 
 from iclutils import models
 from iclutils.chapters.every_lens import ioi
 from iclutils.interp import removal
-
-
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory):
-    """A random Llama that reads the words of SmolLM2."""
-    folder, words = tmp_path_factory.mktemp("reader"), real_tokenizer("smollm2")
-    save_grouped(folder, vocab_size=len(words), max_position_embeddings=64)
-    words.save_pretrained(folder)
-    return models.load(folder)
 
 
 @pytest.fixture(scope="module")

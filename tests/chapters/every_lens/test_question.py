@@ -3,20 +3,9 @@
 import pytest
 import torch
 from random_layers import seeded
-from tiny import real_tokenizer, save_grouped
 
-from iclutils import models
 from iclutils.chapters.every_lens import question
 from iclutils.tasks import topics
-
-
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory):
-    """A random Llama that reads the words of SmolLM2."""
-    folder, words = tmp_path_factory.mktemp("reader"), real_tokenizer("smollm2")
-    save_grouped(folder, vocab_size=len(words), max_position_embeddings=256)
-    words.save_pretrained(folder)
-    return models.load(folder)
 
 
 def spoken(model, tokens):
