@@ -118,7 +118,7 @@ def load(
     network = network.to(device)  # type: ignore[arg-type]
     tokens = _probe(network).to(device)
     expected = checkpoint.log_probabilities(network, tokens, name)
-    network = checkpoint.write_out(network)
+    network = checkpoint.fuse_gelu(checkpoint.write_out(network))
     try:
         bridge = TransformerBridge.boot_transformers(
             str(folder),
