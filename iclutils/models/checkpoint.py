@@ -14,8 +14,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -105,6 +107,14 @@ def read(folder: Path, name: str) -> PreTrainedModel:
             f"Weights of {name!r} are not finite: {_listed(spoilt)}. Take an earlier checkpoint."
         )
     return network
+
+
+def config(folder: Path, name: str) -> PretrainedConfig:
+    """Read the config of a network alone."""
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # damaged files and unknown architectures alike
+        raise IclError(f"{name!r} could not be loaded: {first_line(error)}.") from error
 
 
 def log_probabilities(

@@ -74,7 +74,7 @@ def load(
     device: str | torch.device = "cpu",
     tokenizer: Tokens = None,
     fold: bool = False,
-    change: Callable[[PreTrainedModel], PreTrainedModel] = lambda network: network,
+    read: Callable[[Path, str], PreTrainedModel] = checkpoint.read,
 ) -> TransformerBridge:
     """Load a model, frozen, in evaluation mode, with its attention in sight.
 
@@ -89,7 +89,8 @@ def load(
             ``"7"``, as zoo models do. A folder without a tokenizer gives a model without one.
         fold: fold LayerNorm scales into the weights and centre what writes to the residual
             stream (same predictions, other weights), for measures that read weights.
-        change: what to make of the Hugging Face network first (``edit_weights``, ``random_init``).
+        read: what makes the Hugging Face network of a folder, where other weights than those
+            on disk are wanted (``edit_weights``, ``random_init``).
 
     On a few tokens the result is compared with transformers alone, again after folding. A network
     that TransformerLens runs differently, or whose attention it does not show, is refused.
@@ -109,7 +110,7 @@ def load(
             f"The weights of {name!r} take {stored:.1f} GiB of memory, and {free:.1f} are free. "
             "Close other programs, or take a machine with more memory."
         )
-    network = change(checkpoint.read(folder, name))
+    network = read(folder, name)
     if tokenizer is None:
         tokenizer = checkpoint.tokenizer(folder, name)
     words = tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None
@@ -286,12 +287,13 @@ def edit_weights(
     ``options`` are those of ``load``. For weights drawn anew, see ``random_init``.
     """
 
-    def change(network: PreTrainedModel) -> PreTrainedModel:
+    def edited(folder: Path, name: str) -> PreTrainedModel:
+        network = checkpoint.read(folder, name)
         with torch.no_grad():
             edit(network)
         return network
 
-    return load(name_or_path, change=change, **options)
+    return load(name_or_path, read=edited, **options)
 
 
 def random_init(
@@ -303,19 +305,20 @@ def random_init(
     """Load a model of the same architecture with random weights, the baseline without training.
 
     Like TransformerLens' ``random_init_bridge``, with the ``options`` of ``load``; ``edit`` changes
-    its network in place.
+    its network in place. Of the folder, the config alone is read.
     """
 
-    def change(network: PreTrainedModel) -> PreTrainedModel:
+    def untrained(folder: Path, name: str) -> PreTrainedModel:
+        config = checkpoint.config(folder, name)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
-            untrained = AutoModelForCausalLM.from_config(
-                network.config, dtype=torch.float32, attn_implementation="eager"
+            network = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, attn_implementation="eager"
             )
-            edit(untrained)
-            return untrained
+            edit(network)
+            return network
 
-    return load(name_or_path, change=change, **options)
+    return load(name_or_path, read=untrained, **options)
 
 
 def local_folder(name: str) -> Path | None:
