@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
-import os
-import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -30,9 +27,6 @@ from .zoo import smollm2
 
 Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
-# Processor seconds of this process: computed, and read from disk, where they were spent earlier.
-# Written to the file that $ICLUTILS_WORK names, so that the record of a run can tell.
-WORK = {"computed": 0.0, "read": 0.0}
 
 
 def cached(
@@ -47,19 +41,11 @@ def cached(
         IclError: for a model with hooks, a function whose code cannot be read, or one that draws
             from a generator that is not among its arguments.
     """
-    draws = [x for x in (*args, *named.values()) if isinstance(x, torch.Generator)]
-    stored = Memory(folder(), verbose=0, compress=1).cache(
-        _call, ignore=["function", "args", "named"]
-    )
-    before = WORK["computed"]
-    value, states, seconds = stored(
-        _Hasher().hash((_versions(), function, args, named)), function, args, named
-    )
-    if WORK["computed"] == before:
-        WORK["read"] += seconds
-    if "ICLUTILS_WORK" in os.environ:
-        Path(os.environ["ICLUTILS_WORK"]).write_text(json.dumps(WORK), encoding="utf-8")
-    for generator, state in zip(draws, states, strict=True):
+    memory = Memory(folder(), verbose=0, compress=1)
+    stored = memory.cache(_call, ignore=["function", "args", "named"])
+    key = _Hasher().hash((_versions(), function, args, named))
+    value, states = stored(key, function, args, named)
+    for generator, state in zip(_generators(args, named), states, strict=True):
         generator.set_state(state)
     return cast(Value, value)
 
@@ -71,14 +57,14 @@ def folder() -> Path:
 
 def _call(
     key: str, function: Callable[..., Value], args: Any, named: Any
-) -> tuple[Value, list[Tensor], float]:
-    """Compute what is stored: the value, the states of its generators, its processor seconds."""
-    start = time.process_time()
+) -> tuple[Value, list[Tensor]]:
+    """Compute what is stored: the value, and the states in which its generators are left."""
     value = function(*args, **named)
-    draws = [x for x in (*args, *named.values()) if isinstance(x, torch.Generator)]
-    seconds = time.process_time() - start
-    WORK["computed"] += seconds
-    return value, [draw.get_state() for draw in draws], seconds
+    return value, [draw.get_state() for draw in _generators(args, named)]
+
+
+def _generators(args: Any, named: Any) -> list[torch.Generator]:
+    return [x for x in (*args, *named.values()) if isinstance(x, torch.Generator)]
 
 
 @cache

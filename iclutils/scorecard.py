@@ -4,7 +4,6 @@ random weights (the null), on a real model and on the source's own. Data and tex
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -82,22 +81,6 @@ def rows(results: Mapping[tuple[str, str], Result], chapter: str | None = None) 
     return [row(claim, results) for claim in claims.ledger(chapter).values()]
 
 
-def of(table: Iterable[Row], column: str = "mini", **fields: str) -> list[Entry]:
-    """The entries of a column whose claims are put there and have these fields (``kind``,
-    ``origin``, ``chapter``)."""
-    return [
-        found[column]
-        for found in table
-        if found[column].verdict != NOT_ASKED
-        and all(getattr(found[column].claim, k) == v for k, v in fields.items())
-    ]
-
-
-def tally(entries: Iterable[Entry]) -> Counter[str]:
-    """Number of entries of each verdict."""
-    return Counter(entry.verdict for entry in entries)
-
-
 def number(value: float, spread: float = 0.0) -> str:
     """A number for a reader: three digits, or as many as the spread lets stand."""
     largest = max(abs(value), spread)
@@ -123,11 +106,6 @@ def published(claim: Claim) -> str:
     shown = str(claim.published)
     shown = shown if isinstance(claim.published, str) else shown.replace("-", MINUS)
     return f"{shown} ({claim.published_of})" if claim.published_of else shown
-
-
-def null_name(claim: Claim) -> str:
-    """What the null of a claim is."""
-    return claim.null or "random weights"
 
 
 def compared(table: Iterable[Row]) -> str:

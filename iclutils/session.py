@@ -1,9 +1,5 @@
 """The session, with which every notebook starts: the tier's sizes and models, generators for random
-draws, and the check of claims.
-
-Example:
-    >>> import iclutils
-"""
+draws, and the check of claims."""
 
 from __future__ import annotations
 
@@ -108,17 +104,16 @@ class Session:
         """Return value and spread of a claim, and what was stored beside them, at the last run of
         the tier ``real``, for figures; nothing if it never was run."""
         column = self.column if self.tier.name == "real" else "real"
-        result = self._results(claim_id).get((column, claim_id))
-        if result is None:
-            return {}
-        return {"value": result.value, "spread": result.spread} | result.detail
+        if result := self._results(claim_id).get((column, claim_id)):
+            return {"value": result.value, "spread": result.spread} | result.detail
+        return {}
 
     def _results(self, name: str) -> dict[tuple[str, str], claims.Result]:
         """Of one claim: the committed results, and at this tier those of the latest run."""
-        folders = claims.result_folders()[0], self.results
-        committed, latest = (claims.read_results(folder, name=name) for folder in folders)
+        latest = claims.read_results(self.results, name=name)
         own = (self.tier.column, self.tier.column + claims.NULL)
-        return committed | {key: found for key, found in latest.items() if key[0] in own}
+        here = {key: result for key, result in latest.items() if key[0] in own}
+        return claims.read_results(claims.COMMITTED, name=name) | here
 
     def regressors(self, name: str, **options: Any) -> InContextRegressors:
         """``regressors.load`` onto this session's device, or with random weights."""
@@ -220,7 +215,10 @@ def begin(
         ('mini', 'induction-0')
     """
     chosen = presets.get(tier)
-    refuse("", seed, weights)  # a model is looked for when it is loaded
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise IclError(f"seed must be a natural number; got {seed!r}.")
+    if weights not in ("trained", "random"):
+        raise unknown("weights", weights, ("trained", "random"))
     its_own = _tiers_named_by(model)  # of a published model: sizes and claims of its tier
     if its_own and chosen.name not in (*its_own, "real"):
         chosen = presets.TIERS[its_own[0]]
@@ -243,24 +241,15 @@ def _tiers_named_by(model: str) -> tuple[str, ...]:
     return ("paper",) if model in models.HUB else ()
 
 
-def refuse(model: str, seed: int, weights: str = "trained") -> None:
-    """Refuse what no chapter can take, before anything is computed."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise IclError(f"seed must be a natural number; got {seed!r}.")
-    if weights not in ("trained", "random"):
-        raise unknown("weights", weights, ("trained", "random"))
-    if model:
-        models.check_name(model)
-
-
 def resolve_device(name: str) -> str:
     """The device of that name, ``auto`` being a CUDA GPU if there is one."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "mps":
-        raise IclError("Apple's mps gives wrong attention silently; use device='cpu'.")
     if name not in ("cpu", "cuda"):
-        raise IclError(f"Unknown device {name!r}. Use 'auto', 'cpu' or 'cuda'.")
+        raise IclError(
+            f"Unknown device {name!r}. Use 'auto', 'cpu' or 'cuda': Apple's mps gives wrong "
+            "attention silently."
+        )
     if name == "cuda" and not torch.cuda.is_available():
         raise IclError("device='cuda', but no CUDA GPU is visible. Use device='cpu' or 'auto'.")
     return name

@@ -8,7 +8,6 @@ LEDGER = """
 - id: "90.first"
   headline: true
   cell: start
-  kind: finding
   origin: paper
   statement: It is big.
   source: "{cite}`xiang2024`"
@@ -47,7 +46,6 @@ def entry(**changes):
         "source": "nobody2026",
         "measure": "score, a fraction",
         "cell": "90-score",
-        "kind": "finding",
         "origin": "own",
         "range": [0, 1],
         "tolerance": "made up",

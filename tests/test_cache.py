@@ -1,6 +1,5 @@
 """Stored measurements: read again for equal code and arguments, measured again for others."""
 
-import json
 from types import ModuleType
 
 import pytest
@@ -42,18 +41,6 @@ def test_a_second_call_reads_and_leaves_the_generator_as_the_first_did():
         cache.cached(draw, other)
     cache.cached(draw, seeded(), size=3)
     assert COUNT.calls == 4
-
-
-def test_work_is_computed_once_and_then_read(tmp_path, monkeypatch):
-    record = tmp_path / "work.json"
-    monkeypatch.setenv("ICLUTILS_WORK", str(record))
-    monkeypatch.setattr(cache, "WORK", {"computed": 0.0, "read": 0.0})
-    cache.cached(draw, seeded())
-    computed = cache.WORK["computed"]
-    assert computed > 0 == cache.WORK["read"]
-    cache.cached(draw, seeded())
-    assert (cache.WORK["computed"], cache.WORK["read"]) == (computed, computed)
-    assert json.loads(record.read_text()) == cache.WORK
 
 
 def test_models_count_by_their_weights_and_hooks_are_refused():

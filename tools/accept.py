@@ -20,7 +20,7 @@ from tools import build  # noqa: E402
 
 RUN = ROOT / "_build/run/book"
 ROUNDING = 1e-4  # relative or absolute: what may lie between two processors
-TIMES = ("seconds", "computed", "read", "machine")  # processor seconds computed, read from disk
+TIMES = ("seconds", "machine")
 MEASURED = ("value", "spread", "count", "null", "detail")
 
 
@@ -45,7 +45,7 @@ def main() -> None:
         if column == "mini":
             take_outputs(ROOT / f"notebooks/{name}.ipynb", path.with_suffix(".ipynb"))
         files.add(RUN / "results" / column / f"{name[:2]}.json")  # of a chapter and its appendix
-        times.setdefault(column, {})[name] = {k: record[k] for k in TIMES if k in record}
+        times.setdefault(column, {})[name] = {key: record[key] for key in TIMES}
     for path in filter(Path.is_file, files):
         take_results(ROOT / "book/results" / path.parent.name / path.name, path)
     write_json(ROOT / "book/runs.json", times)

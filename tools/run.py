@@ -140,9 +140,6 @@ def execute(notebook: Path, out: Path, changed: dict, print_of: str) -> tuple[Pa
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_suffix(".json").unlink(missing_ok=True)
     os.environ |= {"ICLUTILS_RESULTS": str(out.parents[1] / "results"), "ICLUTILS_QUIET": "1"}
-    work = out.with_suffix(".work")  # written by the kernel: what it computed, what it read
-    work.unlink(missing_ok=True)
-    named = f"import os; os.environ['ICLUTILS_WORK'] = {str(work)!r}"
     tier, start, error = changed.get("tier", "mini"), time.perf_counter(), ""
     cells = sum(c.cell_type == "code" for c in nbformat.read(notebook, 4).cells)
     bar = tqdm(total=cells, desc=notebook.stem, leave=False, delay=2, disable=None)
@@ -155,7 +152,7 @@ def execute(notebook: Path, out: Path, changed: dict, print_of: str) -> tuple[Pa
             notebook, out, changed, progress_bar=False, start_timeout=START,
             execution_timeout=60 * MINUTES[tier], skip_cells_with_tag=LEFT_OUT.get(tier, ""),
             on_cell_execute=begin, on_cell_executed=lambda **_: bar.update(),
-            extra_arguments=["--IPKernelApp.log_level=40", f"--IPKernelApp.exec_lines={named}"],
+            extra_arguments=["--IPKernelApp.log_level=40"],
         )  # fmt: skip
         lighten(out)
     except PapermillExecutionError as stop:
@@ -168,9 +165,6 @@ def execute(notebook: Path, out: Path, changed: dict, print_of: str) -> tuple[Pa
         bar.close()
     seconds = round(time.perf_counter() - start, 1)
     record = {"inputs": print_of, "seconds": seconds, "error": error, "machine": machine()}
-    if work.is_file():  # processor seconds; those that were read had been spent by earlier runs
-        spent = json.loads(work.read_text())
-        record |= {name: round(value, 1) for name, value in spent.items()}
     out.with_suffix(".json").write_text(json.dumps(record, indent=1))
     return out, seconds, error
 

@@ -20,12 +20,10 @@ from . import api, drawers, equations, figures, live, markdown, roles, scorecard
 
 DIRECTIVES = {
     "api": api.Api,
-    "chapterfigure": figures.ChapterFigure,
     "evidence": scorecard.Evidence,
     "live": live.Live,
     "modelcards": api.ModelCards,
     "scorecard": scorecard.Scorecard,
-    "verdicts": scorecard.Verdicts,
 }
 
 

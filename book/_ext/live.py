@@ -89,7 +89,7 @@ def write_weights(app: Sphinx, exception: Exception | None) -> None:
     folder.mkdir(exist_ok=True)
     for key, parts in (pair for name in sorted(figures) for pair in FIGURES[name].items()):
         if isinstance(parts, str):
-            results = claims.read_results(claims.result_folders()[0], name=parts)
+            results = claims.read_results(claims.COMMITTED, name=parts)
             models = [results["real", parts].detail["record"]]
         else:
             models = [_packed(*part) for part in parts]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 from iclutils import scorecard
 from iclutils.claims import FAILS, JUDGED, NULL, Claim
-from iclutils.scorecard import NOT_ASKED, ORIGINS, Entry, Row, of, tally
+from iclutils.scorecard import NOT_ASKED, ORIGINS, Entry, Row
 
 from .markdown import Generated, plain, results, table
 
@@ -32,13 +33,6 @@ class Scorecard(Generated):
         for name, own in chapters.items():
             lines += [f"## Chapter {name}", "", *claims_table(own, on_scorecard=True)]
         return lines or ["No claims yet."]
-
-
-class Verdicts(Generated):
-    """``{verdicts}``: how many findings hold, by who says them."""
-
-    def markdown(self) -> list[str]:
-        return totals(scorecard.rows(results(self.env)))
 
 
 class Evidence(Generated):
@@ -75,7 +69,7 @@ def claims_table(own: list[Row], on_scorecard: bool = False) -> list[str]:
             name = "\n\n".join([link, _line(claim.statement), *rules(claim)])
             parts = [f"{claim.kind}, {ORIGINS[claim.origin]}", source, _line(claim.source)]
             source = "\n\n".join(part for part in parts if part != NOTHING)
-        nulls = [f"{scorecard.null_name(claim)}:"]
+        nulls = [f"{claim.null or 'random weights'}:"]
         for column, label in columns.items():
             if row[column].result and row[column + NULL].result:
                 null = row[column + NULL]
@@ -118,12 +112,17 @@ def totals(every: list[Row]) -> list[str]:
     for tier, where in (("mini", "on small models"), ("real", "in a real language model")):
         body = []
         for origin, name in {**ORIGINS, "": "all"}.items():
-            found = of(every, tier, kind="finding", **({"origin": origin} if origin else {}))
-            counts = tally(found)
-            body.append([name, *map(str, (len(found), *(counts[verdict] for verdict in JUDGED)))])
+            counts = Counter(
+                row[tier].verdict
+                for row in every
+                if row[tier].claim.kind == "finding" and origin in ("", row[tier].claim.origin)
+            )
+            del counts[NOT_ASKED]
+            body.append([name, *map(str, (counts.total(), *(counts[v] for v in JUDGED)))])
         if tier == "mini" or any(row[tier].result for row in every):
             lines += table(["Findings of", where, *JUDGED], body, "scorecard-counts")
-    apart = (f"{len(of(every, kind=kind))} {name}" for kind, name in APART.items())
+    kinds = Counter(row["mini"].claim.kind for row in every)
+    apart = (f"{kinds[kind]} {name}" for kind, name in APART.items())
     return [*lines, f"Counted apart: {' and '.join(apart)}.", ""]
 
 

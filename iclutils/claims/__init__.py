@@ -38,12 +38,12 @@ from ..errors import IclError, unknown
 from ..files import CHECKOUT, output_folder, read_json, write_json
 
 ROOT = Path(__file__).parent
+COMMITTED = CHECKOUT / "book" / "results"  # one file for each chapter and tier
 KINDS = ("finding", "identity", "erratum")
 ORIGINS = ("paper", "note", "own")
 HOLDS, WEAKER, UNCLEAR, FAILS = "holds", "weaker", "too few to tell", "fails its bar"
 SAME, UNDEFINED = "null does as well", "not measurable"
 JUDGED = (HOLDS, WEAKER, UNCLEAR, FAILS, SAME)
-VERDICTS = (*JUDGED, UNDEFINED, "not run")
 CRITERIA = ("holds", "weaker")
 NULL = "-null"  # after the name of a tier: its networks with random weights
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is ten times faster
@@ -58,7 +58,6 @@ class Claim:
     """One line of the ledger."""
 
     id: str  # NN.some_name
-    kind: str  # finding, identity (true of any network) or erratum (something printed is wrong)
     origin: str  # who says it: a paper, a note, or we ourselves
     statement: str  # in our words
     source: str  # where the source says it, with keys of the bibliography
@@ -66,15 +65,15 @@ class Claim:
     cell: str  # the name of the notebook cell that checks it
     tiers: dict[str, dict[str, str]]  # for each that it applies to: holds, and perhaps weaker
     tolerance: str  # where the bounds come from
+    kind: str = "finding"  # or an identity (true of any network), or an erratum of the source
     over: str | dict[str, str] = ""  # what was repeated, the unit of n; likewise
     algebra: str = ""  # of an identity: why it is true of any network, or what proves it
     null: str = ""  # the fair null, where it is not random weights; the cell measures it
     undefined: str = ""  # why random weights leave nothing to measure, where that is so
     headline: bool = False  # one of the three that the evidence of a chapter opens with
     added_after: str = ""  # the claim that had failed when this easier one was added
-    published: float | str | None = None  # the source's value of the same quantity
+    published: float | int | str | None = None  # the source's value of the same quantity
     published_of: str = ""  # of what, where its models or texts are unlike ours
-    measurable: tuple[float, float] = (-math.inf, math.inf)  # outside: nothing to measure there
     range: tuple[float, float] = (-math.inf, math.inf)  # values that the measure can take
 
     @property
@@ -192,30 +191,20 @@ def read_ledger(path: Path) -> dict[str, Claim]:
         raise IclError(f"{path.name} is not a list of claims, each a map of fields.")
     claims: dict[str, Claim] = {}
     for entry in entries:
-        # YAML takes the key null, and the number 2, for something else.
-        given: dict[str, Any] = {
-            k or "null": float(v) if isinstance(v, int) and k != "headline" else v
-            for k, v in entry.items()
-        }
         try:
-            criteria = given.get("tiers")
-            if isinstance(criteria, dict):  # "real: mini" takes the criteria of another tier
-                same = {k: v for k, v in criteria.items() if isinstance(v, str)}
-                given["tiers"] = criteria | {k: criteria.get(v, v) for k, v in same.items()}
-            for ends in given.keys() & {"range", "measurable"}:
-                given[ends] = tuple(map(float, given[ends]))
-            claim = Claim(**given)
+            fields: dict[str, Any] = {key or "null": value for key, value in entry.items()}  # YAML
+            criteria = fields["tiers"]  # "real: mini" takes the criteria of another tier
+            same = {k: criteria.get(v, v) for k, v in criteria.items() if isinstance(v, str)}
+            fields["tiers"] = criteria | same
+            if "range" in fields:
+                fields["range"] = tuple(map(float, fields["range"]))
+            claim = Claim(**fields)
+            if claim.id in claims or claim.chapter != path.stem.split("_")[0]:
+                raise IclError("there are two of that name, or it does not belong here.")
             refuse_if_it_cannot_fail(claim)
-        except (TypeError, ValueError, AttributeError) as error:  # an IclError is a ValueError
-            if isinstance(error, IclError) and str(entry.get("id")) in str(error):
-                raise
-            raise IclError(
-                f"{path.name}, claim {entry.get('id')!r}: {error}".rstrip(".") + "."
-            ) from error
-        if claim.id in claims:
-            raise IclError(f"{path.name} has two claims {claim.id!r}.")
-        if claim.chapter != path.stem.split("_")[0]:
-            raise IclError(f"{claim.id!r} does not belong in {path.name}.")
+        except (TypeError, ValueError, AttributeError, KeyError) as error:  # an IclError, too
+            name = f"{path.name}, claim {entry.get('id')!r}"
+            raise IclError(f"{name}: {error}".rstrip(".") + ".") from error
         claims[claim.id] = claim
     return claims
 
@@ -239,7 +228,7 @@ def write(
         paired: the difference from that null, where they were measured in pairs.
         where: the other fields of a ``Result``: tier, model, seed, device, detail.
     """
-    stored = [_measured(claim, where["tier"], *each) for each in (measured, null) if each]
+    stored = [_measured(where["tier"], *each) for each in (measured, null) if each]
     own = stored[1] | ({"paired": paired} if paired else {}) if null else None
     result = Result(claim.id, **stored[0], null=own, **provenance(), **where)
     _refuse(result)
@@ -276,11 +265,7 @@ def read_file(path: Path) -> dict[str, Result]:
         for run in read_json(path)["runs"]:
             measured = run.pop("claims")
             for name in measured.keys() & ledger().keys():
-                fields = {"value": None} | measured[name]
-                for each in filter(None, (fields, fields.get("null"))):
-                    numbers = (each.get("value"), each["spread"], each["count"])
-                    each |= _measured(find(name), run["tier"], *numbers)
-                _refuse(result := Result(name, **fields, **run))
+                _refuse(result := Result(name, **{"value": None} | measured[name], **run))
                 results[name] = result
     except (TypeError, ValueError, KeyError, AttributeError) as error:  # an IclError, too
         raise IclError(f"{path} holds no results of a chapter ({error}). Delete it.") from error
@@ -307,12 +292,9 @@ def paired(value: Any, null: Any) -> Summary | None:
     return found if math.isfinite(found[0]) else None
 
 
-def _measured(
-    claim: Claim, tier: str, value: float | None, spread: float, count: int
-) -> dict[str, Any]:
-    """A measurement as it is stored; None where there was nothing to measure."""
-    low, high = claim.measurable
-    if value is None or (math.isnan(value) and NULL in tier) or value < low or value > high:
+def _measured(tier: str, value: float, spread: float, count: int) -> dict[str, Any]:
+    """A measurement as it is stored; None where random weights left nothing to measure."""
+    if math.isnan(value) and NULL in tier:
         return {"value": None, "spread": 0.0, "count": count}
     return {"value": value, "spread": spread, "count": count}
 
@@ -380,11 +362,6 @@ def results_folder() -> Path:
     return output_folder("ICLUTILS_RESULTS", "_build/by_hand", "iclutils-results")
 
 
-def result_folders() -> list[Path]:
-    """Folders of results: those committed in the checkout, then those of the latest run."""
-    return [CHECKOUT / "book" / "results", results_folder()]
-
-
 def read_results(*folders: Path, name: str = "") -> dict[tuple[str, str], Result]:
     """Results by (tier, claim id), of all claims or one; of folders the later one wins."""
     files = f"*/{name[:2] or '*'}.json"
@@ -425,38 +402,37 @@ def criterion(text: str) -> Callable[[float], bool]:
 
 def refuse_if_it_cannot_fail(claim: Claim) -> None:
     """Each verdict, ``fails its bar`` too, must be that of some value the measure can take."""
-    for what, value, known in (("kind", claim.kind, KINDS), ("origin", claim.origin, ORIGINS)):
-        if value not in known:
-            raise unknown(f"{what} in {claim.id}", value, known)
+    texts = [text for text in (claim.measure, claim.over) if isinstance(text, dict)]
+    for what, values, known in (
+        ("kind", [claim.kind], KINDS),
+        ("origin", [claim.origin], ORIGINS),
+        ("tier", claim.tiers, presets.TIERS),
+        ("tier", [tier for text in texts for tier in text], claim.tiers),
+        ("criterion", [name for each in claim.tiers.values() for name in each], CRITERIA),
+    ):
+        for value in values:
+            if value not in known:
+                raise unknown(what, value, known)
     if not claim.tiers or not claim.tolerance:
-        raise IclError(f"{claim.id}: a claim needs criteria for some tier, and a tolerance.")
+        raise IclError("a claim needs criteria for some tier, and a tolerance.")
     if (claim.kind == "identity") != bool(claim.algebra):
-        raise IclError(f"{claim.id}: an identity, and nothing else, names the algebra it rests on.")
-    for text in (claim.measure, claim.over):
-        for tier in text if isinstance(text, dict) else ():
-            if tier not in claim.tiers:
-                raise unknown(f"tier in {claim.id}", tier, claim.tiers)
-    for tier in claim.tiers:
-        if not claim.said("measure", tier):
-            raise IclError(f"{claim.id}: the ledger does not say what is measured at {tier}.")
-    low, high = claim.range
+        raise IclError("an identity, and nothing else, names the algebra it rests on.")
     for tier, criteria in claim.tiers.items():
-        if tier not in presets.TIERS:
-            raise unknown(f"tier in {claim.id}", tier, presets.TIERS)
-        probes = [low, high, -1e300, 1e300]
-        for name, text in criteria.items():
-            if name not in CRITERIA:
-                raise unknown(f"criterion in {claim.id}", name, CRITERIA)
+        if not claim.said("measure", tier):
+            raise IclError(f"the ledger does not say what is measured at {tier}.")
+        if "holds" not in criteria:
+            raise IclError(f"{tier}: a claim needs the criterion 'holds'.")
+        probes = [*claim.range, -1e300, 1e300]
+        for text in criteria.values():
             criterion(text)
             for bound in map(float, re.findall(NUMBER, text)):
                 step = max(abs(bound), 1.0) * 1e-6
                 probes += [bound, bound - step, bound + step]
-        if "holds" not in criteria:
-            raise IclError(f"{claim.id}, {tier}: a claim needs the criterion 'holds'.")
+        low, high = claim.range
         possible = [p for p in probes if low <= p <= high and math.isfinite(p)]
         reached = {claim.verdict(tier, p) for p in possible}
         for name, verdict in zip(CRITERIA, (HOLDS, WEAKER), strict=True):
             if name in criteria and verdict not in reached:
-                raise IclError(f"{claim.id}, {tier}: {name} {criteria[name]!r} can never decide.")
+                raise IclError(f"{tier}: {name} {criteria[name]!r} can never decide.")
         if FAILS not in reached:
-            raise IclError(f"{claim.id}, {tier}: no value fails its criteria: it cannot fail.")
+            raise IclError(f"{tier}: no value fails its criteria: it cannot fail.")

@@ -11,7 +11,6 @@ from .language import (
     HUB,
     bos,
     cached,
-    check_name,
     check_tokens,
     edit_weights,
     editable,

@@ -486,14 +486,6 @@ def cached(
         return model.run_with_cache(tokens, names_filter=wanted)
 
 
-def check_name(name: str) -> None:
-    """Refuse a name that no model stands behind, before anything is loaded or fetched."""
-    if folder := local_folder(name):
-        checkpoint.refuse(folder, name)
-    elif not zoo.has(name) and name != smollm2.NAME:
-        _pinned(name)
-
-
 def _pinned(name: str) -> HubModel:
     """Return the pins of a hub repository; refuse a name that is neither known nor pinned."""
     name, _, revision = name.partition("@")
