@@ -29,6 +29,8 @@ export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
 RESULTS := $(CURDIR)/_build/test/results
 PYTEST = HF_HUB_OFFLINE=1 ICLUTILS_RESULTS=$(RESULTS) $(BIN)/python -m pytest
 TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
+# Types are a test (tests/test_types.py), which runs beside the others.
+STYLE := $(BIN)/ruff check && $(BIN)/ruff format --check
 GRADED = $(if $(MASTERS),--masters "$(MASTERS)") $(if $(BUILD),--build "$(BUILD)")
 NUMBERS = $(if $(ARGS),,WHOLE=1) $(PYTEST) tests/test_numbers.py -q
 GRADING := PYTHONPATH=notebooks/assignments:notebooks/assignments/answers $(BIN)/python -m grading
@@ -44,12 +46,14 @@ book: $(READY)  ## run the chapters that changed, build the pages of what ran, c
 	@status=0; $(BIN)/python tools/run.py || status=1; $(BIN)/python tools/build.py || status=1; \
 	  $(BIN)/python -m pytest tests/test_numbers.py -q -p no:cacheprovider || status=1; exit $$status
 
-test: lint  ## lint, types, tests, each notebook against its outputs (nbval), its numbers, the pages
+test: $(READY)  ## style, types, tests, each notebook against its outputs (nbval), its numbers, the pages
+	@$(STYLE)
 	@rm -rf $(RESULTS)
 	@status=0; $(PYTEST) tests notebooks --nbval $(TOGETHER) $(ARGS) || status=1; \
 	  $(NUMBERS) || status=1; exit $$status
 
-nightly: lint  ## all of it: also what is exhaustive or long, and part of the tier real
+nightly: $(READY)  ## all of it: also what is exhaustive or long, and part of the tier real
+	@$(STYLE)
 	@rm -rf $(RESULTS)
 	@status=0; $(PYTEST) tests notebooks -m "nightly or not nightly" --nbval $(TOGETHER) $(ARGS) \
 	  || status=1; $(NUMBERS) || status=1; \
@@ -61,8 +65,7 @@ anywhere: $(READY)  ## all notebooks as on other processors, with 1, 2 and 4 thr
 	@$(BIN)/python tools/anywhere.py
 
 lint: $(READY)  ## ruff and mypy; nothing is changed
-	@$(BIN)/ruff check
-	@$(BIN)/ruff format --check
+	@$(STYLE)
 	@$(BIN)/mypy
 
 real: $(READY)  ## all chapters on a pretrained language model, and their null: about an hour

@@ -18,8 +18,8 @@ for _library in ("transformer_lens", "sklearn.linear_model", "matplotlib.pyplot"
     importlib.import_module(_library)
 
 ROOT = Path(__file__).parents[1]
-TIMES = json.loads((ROOT / "book/runs.json").read_text(encoding="utf-8"))["mini"]
-LONGEST = sorted(TIMES, key=lambda name: -TIMES[name]["seconds"])
+RUNS = json.loads((ROOT / "book/runs.json").read_text(encoding="utf-8"))["mini"]
+TIMES = {name: run["seconds"] for name, run in RUNS.items()}
 # Drawn tests do not time themselves, and draw the same every time: a failure is there to stay.
 quiet = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 settings.register_profile("book", **quiet, derandomize=True)
@@ -27,8 +27,9 @@ settings.load_profile("book")
 
 
 def pytest_collection_modifyitems(items):
-    """What takes longest begins first: the largest notebooks, then the pages."""
-    order = [*(f"{name}.ipynb" for name in LONGEST), "pages"]
+    """What takes longest begins first: the pages that others wait for, the largest notebooks."""
+    notebooks = [f"{name}.ipynb" for name in sorted(TIMES, key=TIMES.get, reverse=True)]
+    order = ["test_browser.py", *notebooks, "test_types.py", "pages"]
     places = {name: place for place, name in enumerate(order)}
     items.sort(key=lambda item: min(places.get(part, 99) for part in item.path.parts))
 

@@ -8,7 +8,6 @@ import ast
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 from iclutils import claims
 from iclutils.files import read_json
@@ -21,7 +20,6 @@ PATH = re.compile(
 )
 FLOAT = re.compile(r"(?<![\w.])[-+−]?(\d+\.\d*|\.\d+|\d+(?=e))(?:e[-+]?\d+)?(?!\d|\.\d)", re.I)
 LABEL = re.compile(r"^\((\d\d-[\w-]+)\)=\s*$", re.MULTILINE)
-Notebook = dict[str, Any]
 REPETITIONS = 5  # behind a finding, at least
 LISTS = 3  # and of word lists, which are few, as functions of one are averaged
 HARMLESS = (claims.HOLDS, claims.UNDEFINED)  # with random weights, for an identity
@@ -45,11 +43,11 @@ SET_UP = next(source(cell) for cell in TOUR["cells"] if "set-up" in tags(cell))
 
 def claims_in(cells):
     """Ids of the ledger that code names, other than to show a stored result; of an f-string, such
-    as ``f"02.vanilla_{task}"``, all that it can mean."""
+    as ``f"07.ioi_{test}"``, all that it can mean."""
     text = "\n".join(source(cell) for cell in cells if cell["cell_type"] == "code")
     text = re.sub(r"\bbook\.(table|stored_result)\(.*?\)", "", text, flags=re.DOTALL)
     named = set(re.findall(r"""["'](\d\d\.[a-z][\w{}]*)["']""", text))
-    patterns = [re.sub(r"\{\w+\}", r"\\w+", name) for name in named if "{" in name]
+    patterns = [re.sub(r"\{\w+\}", r"\\w+", name) for name in named]
     meant = {c for c in claims.ledger() for pattern in patterns if re.fullmatch(pattern, c)}
     return meant | {name for name in named if "{" not in name}
 
@@ -74,14 +72,9 @@ def tree(cell):
 
 def faults(notebook, chapter, ledger):
     """Everything that is wrong with a notebook; ``chapter`` is its number."""
-    return [
-        *_frame(notebook),
-        *_execution(notebook),
-        *(fault for cell in code(notebook) for fault in _outputs(cell)),
-        *(fault for cell in code(notebook) for fault in _functions(cell)),
-        *_claims(notebook, chapter, ledger),
-        *_text(notebook),
-    ]
+    of_cells = (fault for cell in code(notebook) for fault in _outputs(cell))
+    every = _frame(notebook), _execution(notebook), of_cells, _claims(notebook, chapter, ledger)
+    return [fault for faults in (*every, _text(notebook)) for fault in faults]
 
 
 def _frame(notebook):
@@ -137,44 +130,30 @@ def _outputs(cell):
             yield f"no alt text, or too short, for the image of the cell {_name(cell)}"
         if is_checked(cell) and kinds & {"text/html", "application/javascript"}:
             yield f"HTML in the checked cell {_name(cell)}"
+    for node in ast.walk(tree(cell)) if "lesson" not in tags(cell) else ():
+        named = isinstance(node, ast.FunctionDef | ast.ClassDef)
+        if named and node.end_lineno - node.lineno >= 20:
+            yield f"{node.name} has more than twenty lines: move it to iclutils, or tag it lesson"
     if is_checked(cell):
         for match in FLOAT.finditer(printed(cell)):
             if len(re.sub(r"\D", "", match[1]).lstrip("0")) > 4:  # significant digits
                 yield f"the raw number {match.group()} in the checked cell {_name(cell)}"
 
 
-def _functions(cell):
-    if "lesson" in tags(cell):
-        return
-    for node in ast.walk(tree(cell)):
-        named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        if named and (node.end_lineno or 0) - node.lineno + 1 > 20:
-            yield f"{node.name} has more than twenty lines: move it to iclutils, or tag it lesson"
-
-
 def _claims(notebook, chapter, ledger):
-    labels = [label for cell in notebook["cells"] for label in _labels(cell)]
+    labels, named = [], {}  # of each claim the labels above the last cell that names it
+    for cell in notebook["cells"]:
+        labels += LABEL.findall(source(cell)) if cell["cell_type"] == "markdown" else []
+        named |= {claim: set(labels) for claim in claims_in([cell])}
     for label in sorted({label for label in labels if labels.count(label) > 1}):
         yield f"two targets ({label})="
-    seen, named = set[str](), dict[str, set[str]]()
-    for cell in notebook["cells"]:
-        seen |= {*_labels(cell)}
-        for claim in claims_in([cell]):
-            named.setdefault(claim, set()).update(seen)
     for claim in sorted(set(named) - set(ledger)):
         yield f"{claim} is not in the ledger"
     for name, claim in ledger.items():
-        label = f"{chapter}-{claim.cell}"
-        if label not in labels:
-            yield f"{name}: no markdown cell has the target ({label})="
-        elif name in named and label not in named[name]:
-            yield f"{name} is checked before ({label})=, the section that it names"
         if name not in named:
             yield f"{name} is never checked"
-
-
-def _labels(cell):
-    return LABEL.findall(source(cell)) if cell["cell_type"] == "markdown" else []
+        elif (label := f"{chapter}-{claim.cell}") not in named[name]:
+            yield f"{name} is checked before ({label})=, the section that it names"
 
 
 def _text(notebook):

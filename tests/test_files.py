@@ -2,10 +2,7 @@
 
 import contextlib
 import shutil
-import signal
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,13 +10,11 @@ from iclutils.errors import IclError
 from iclutils.files import check_sums, read_json, replacing, write_json, write_sums
 
 CURE = "Copy it again."
-FILES = Path(sys.modules["iclutils.files"].__file__ or "")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), {1, 2}])
 def test_what_json_cannot_hold_leaves_the_old_file(tmp_path, bad):
-    path = tmp_path / "value.json"
-    write_json(path, {"old": 1})
+    write_json(path := tmp_path / "value.json", {"old": 1})
     with pytest.raises((ValueError, TypeError)):
         write_json(path, {"new": bad})
     assert [read_json(path) for path in tmp_path.iterdir()] == [{"old": 1}]
@@ -37,25 +32,6 @@ def test_a_file_appears_only_when_complete(tmp_path):
     assert path.read_text() == "new"
     assert list(path.parent.iterdir()) == [path]
     assert path.stat().st_mode & 0o044, "others may read it"
-
-
-def test_a_killed_process_leaves_the_old_file(tmp_path):
-    path = tmp_path / "value.json"
-    write_json(path, {"old": 1})
-    # The module is run by its path: no need to import the whole package in the process.
-    program = f"""
-import os, pathlib, signal, sys, types
-sys.modules["pkg"] = types.ModuleType("pkg"); sys.modules["pkg"].__path__ = [{str(FILES.parent)!r}]
-from pkg.files import replacing
-with replacing(pathlib.Path({str(path)!r})) as temporary:
-    temporary.write_text("half")
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert read_json(path) == {"old": 1}
-    write_json(path, {"new": 2})  # what the killed process left behind is not in the way
-    assert read_json(path) == {"new": 2}
 
 
 def test_broken_json_says_which_file_and_what_to_do(tmp_path):

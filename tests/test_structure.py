@@ -50,15 +50,12 @@ def imported(path):
 
 @pytest.mark.parametrize("part", MAY_IMPORT)
 def test_arrows_point_one_way(part):
+    parts = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert parts - {"__pycache__", "py"} == set(MAY_IMPORT), "every part has its place"
     folder = PACKAGE / part
     for path in folder.rglob("*.py") if folder.is_dir() else [folder.with_suffix(".py")]:
         wrong = set(imported(path)) & set(MAY_IMPORT) - MAY_IMPORT[part] - {part}
         assert not wrong, f"{path.relative_to(PACKAGE)} imports {sorted(wrong)}"
-
-
-def test_every_part_has_its_place():
-    parts = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
-    assert parts - {"__pycache__", "py"} == set(MAY_IMPORT)
 
 
 def top_level(path):
@@ -69,11 +66,12 @@ def top_level(path):
             yield node.module.split(".")[0]
 
 
-def test_the_package_knows_no_builder_grader_or_browser():
+def test_the_package_knows_no_builder_grader_or_browser_and_one_part_transformer_lens():
     machinery = "book grading otter sphinx myst_nb jupyter_book nbclient nbformat playwright bs4"
     for path in PACKAGE.rglob("*.py"):
-        wrong = set(machinery.split()) & set(top_level(path))
-        assert not wrong, f"{path.relative_to(PACKAGE)} imports {sorted(wrong)}"
+        part, libraries = path.relative_to(PACKAGE).parts[0], set(top_level(path))
+        assert not libraries & set(machinery.split()), path
+        assert part == "models" or "transformer_lens" not in libraries, path
 
 
 def test_an_import_of_the_package_imports_no_library():
@@ -83,11 +81,6 @@ def test_an_import_of_the_package_imports_no_library():
     loaded = set(done.stdout.split())
     assert {name.split(".")[0] for name in loaded} <= {"iclutils", *sys.stdlib_module_names}
     assert "importlib.metadata" not in loaded
-
-
-def test_only_models_imports_transformer_lens():
-    importers = [path for path in PACKAGE.rglob("*.py") if "transformer_lens" in top_level(path)]
-    assert {path.relative_to(PACKAGE).parts[0] for path in importers} == {"models"}
 
 
 def named(code):

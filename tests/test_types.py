@@ -1,4 +1,4 @@
-"""mypy over the package. It takes a minute of one core, so it runs beside the other tests."""
+"""mypy over the package: a minute of one core, so it runs beside the other tests."""
 
 import subprocess
 import sys

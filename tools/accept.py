@@ -1,10 +1,9 @@
-"""Make the last runs the committed ones: python tools/accept.py; then read ``git diff``.
+"""Make the last runs the committed ones: python tools/accept.py, or of one chapter: ... 01.
 
 Outputs of the tier ``mini`` go into the notebooks, results into book/results, times into
 book/runs.json. A value within 1e-4 of the committed one stays: the diff shows changes alone.
 """
 
-import argparse
 import json
 import math
 import sys
@@ -25,14 +24,8 @@ MEASURED = ("value", "spread", "count", "null", "detail")
 
 
 def main() -> None:
-    """Read the command line and accept what ran without an error."""
-    cli = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    cli.add_argument(
-        "chapters", nargs="*", help="01, or a notebook's name; all that ran if omitted"
-    )
-    wanted = cli.parse_args().chapters
+    """Accept what ran without an error, of the chapters that the command line names, if any."""
+    wanted = sys.argv[1:]
     times, files = json.loads((ROOT / "book/runs.json").read_text()), set()
     for path in sorted(RUN.glob("*/*.json")):
         column, name = path.parent.name, path.stem

@@ -24,9 +24,7 @@ What stands below was computed earlier. The last run stopped: `{0}`
 
 def main() -> int:
     """Read the command line, build, say where the pages are; 1 if Sphinx warned or a run failed."""
-    cli = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    cli = argparse.ArgumentParser(description=__doc__)
     cli.add_argument("--committed", action="store_true", help="leave out what ran here")
     cli.add_argument("--zip", action="store_true", help="also pack the pages, to be read offline")
     asked = cli.parse_args()
@@ -111,25 +109,13 @@ def render(source: Path, html: Path, runs: dict[str, dict]) -> str:
     if fresh:
         program = Path(sys.executable).with_name("jupyter-book")
         subprocess.run([program, "config", "sphinx", source], check=True, capture_output=True)
-    options = [
-        "-b",
-        "html",
-        "-j",
-        "auto",
-        "-W",
-        "-n",
-        "--keep-going",
-        "-q",
-        *(["-E", "-a"] if fresh else []),
-    ]
-    folders = ["-d", html.with_name(f"{html.name}.doctrees"), source, html]
+    options = "-b html -j auto -W -n --keep-going -q --no-color" + " -E -a" * fresh
+    trees = html.with_name(f"{html.name}.doctrees")
     done = subprocess.run(
-        [sys.executable, "-m", "sphinx", *options, *folders],
+        [sys.executable, "-m", "sphinx", *options.split(), "-d", trees, source, html],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8")  # fmt: skip
     if done.returncode:
-        return (
-            re.sub(r"\x1b\[[\d;]*m", "", done.stdout).strip()[-8000:] or f"status {done.returncode}"
-        )
+        return done.stdout.strip()[-8000:] or f"status {done.returncode}"
     record.touch()
     return ""
 
@@ -137,9 +123,8 @@ def render(source: Path, html: Path, runs: dict[str, dict]) -> str:
 def pack(html: Path) -> Path:
     """Pack the pages into one file beside them, in a folder of the book's name."""
     out = html.with_name("icl-taken-apart.zip")
-    with zipfile.ZipFile(
-        temporary := out.with_suffix(".tmp"), "w", zipfile.ZIP_DEFLATED
-    ) as archive:
+    temporary = out.with_suffix(".tmp")
+    with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(p for p in html.rglob("*") if p.is_file()):
             archive.write(path, Path("icl-taken-apart", path.relative_to(html)))
     return Path(shutil.move(temporary, out))

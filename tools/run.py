@@ -21,6 +21,7 @@ from pathlib import Path
 import nbformat
 import papermill as pm
 import psutil
+import yaml
 from joblib import Parallel, delayed, parallel_config
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from papermill.exceptions import PapermillExecutionError
@@ -37,24 +38,21 @@ START = 120  # seconds that a kernel may take to start
 
 def main() -> int:
     """Read the command line, run the chapters, print one table; 1 if one of them failed."""
-    cli = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    cli = argparse.ArgumentParser(description=__doc__)
     cli.add_argument("chapters", nargs="*", help="01, or a notebook's name; all if omitted")
     cli.add_argument("--tier", choices=MINUTES, help="mini (default), real, its part, or paper")
     cli.add_argument("--weights", choices=("trained", "random"), help="random: the null")
     cli.add_argument("--model", help="a Hugging Face folder, or owner/name@COMMIT")
     cli.add_argument("--device", help="auto (default), cpu or cuda")
     cli.add_argument("--seed", type=int)
-    cli.add_argument("-p", action="append", nargs=2, metavar=("NAME", "VALUE"), default=[],
-                     help="any parameter of the notebook, as papermill takes it")  # fmt: skip
+    cli.add_argument("-p", action="append", nargs=2, default=[], help="any parameter: NAME VALUE")
     cli.add_argument("--jobs", type=int, help="chapters at a time; as many as there are cores")
     cli.add_argument("--scheduler", help="address of a Dask scheduler, whose workers run them")
     cli.add_argument("--force", action="store_true", help="run also what has not changed")
     given = {k: v for k, v in vars(cli.parse_args()).items() if v is not None}
     names, jobs = given.pop("chapters"), given.pop("jobs", 0)
     scheduler, force = given.pop("scheduler", ""), given.pop("force")
-    given |= {name: _literal(value) for name, value in given.pop("p")}
+    given |= {name: yaml.safe_load(value) for name, value in given.pop("p")}
     if "model" in given and Path(given["model"]).expanduser().is_dir():
         from iclutils.models import local_folder  # takes seconds to import
 
@@ -76,12 +74,12 @@ def notebooks(names: list[str], tier: str) -> list[Path]:
     every = sorted([*folder.glob("[0-9][0-9]_*.ipynb"), folder / "your_model.ipynb"])
     if not names:
         return [path for path in every[:-1] if tier == "mini" or _is_asked(path, tier)]
-    chosen = [p for p in every for name in names if name in (p.stem, p.stem[:2], p.name)]
-    if unknown := [n for n in names if not any(n in (p.stem, p.stem[:2], p.name) for p in every)]:
+    calls = {path: {path.stem, path.stem[:2], path.name} for path in every}
+    if unknown := set(names) - set.union(*calls.values()):
         raise SystemExit(
-            f"no notebook {unknown[0]!r}; there are {', '.join(p.stem for p in every)}"
+            f"no notebook {sorted(unknown)}; there are {', '.join(p.stem for p in every)}"
         )
-    return chosen
+    return [path for path in every if calls[path] & set(names)]
 
 
 def plan(notebook: Path, given: dict) -> tuple[Path, Path, dict]:
@@ -204,34 +202,20 @@ def is_current(notebook: Path, out: Path, changed: dict) -> bool:
 
 def machine() -> str:
     """Name the processor, its cores, and the GPU if there is one."""
-    listing = Path("/proc/cpuinfo")
-    model = re.search(
-        r"^model name\s*: (.+)$", listing.read_text() if listing.is_file() else "", re.M
-    )
-    gpu = Path("/proc/driver/nvidia/gpus")
-    return (
-        f"{model[1] if model else platform.machine()}, {os.cpu_count()} cores"
-        + ", GPU" * gpu.is_dir()
-    )
+    listing, model = Path("/proc/cpuinfo"), platform.machine()
+    if listing.is_file() and (found := re.search(r"model name\s*: (.+)", listing.read_text())):
+        model = found[1]
+    gpu = ", GPU" if Path("/proc/driver/nvidia/gpus").is_dir() else ""
+    return f"{model}, {os.cpu_count()} cores{gpu}"
 
 
 def table(reports: list[tuple[Path, float, str]]) -> str:
     """Return a line for each run: what it was, seconds, and what went wrong."""
-    lines = [
-        f"{p.stem:<24} {p.parent.name:<12} {s:7.1f} s  {e or 'ok'}" for p, s, e in sorted(reports)
-    ]
-    stopped = [p for p, _, e in reports if e]
-    lines += [
-        f"{p.stem}: the cells that ran, with the traceback, are in {p}" for p in sorted(stopped)
-    ]
+    lines, told = [], "{}: the cells that ran, with the traceback, are in {}"
+    for out, spent, error in sorted(reports):
+        lines.append(f"{out.stem:<24} {out.parent.name:<12} {spent:7.1f} s  {error or 'ok'}")
+    lines += [told.format(out.stem, out) for out, _, error in sorted(reports) if error]
     return "\n".join(lines) or "nothing to run"
-
-
-def _literal(text: str) -> object:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
 
 
 def _is_asked(notebook: Path, tier: str) -> bool:

@@ -95,7 +95,7 @@ def test_pages_show_the_results_there_are(book):
     assert shown(html, "verdict verdict-weaker") == ["weaker"]
     assert shown(html, "published") == ["−13.898"]
     html = book.html("book/scorecard")
-    heads, first, second, *counts = rows(html)
+    _, first, second, *counts = rows(html)
     assert counts == [
         "Findings of on small models holds weaker too few to tell fails its bar null does as well",
         "papers 1 0 1 0 0 0",

@@ -92,15 +92,10 @@ def story(notebook):
     return [source(cell) for cell in code(read_json(notebook)) if "exercise" not in tags(cell)]
 
 
-@pytest.fixture(params=CHAPTERS, ids=lambda path: path.stem)
-def chapter(request):
-    return request.param
-
-
 def missing(names, space):
     """Dotted names that begin with a module of ours and lead nowhere."""
     lost = []
-    for name in sorted(names):
+    for name in names:
         first, *rest = name.split(".")
         at = space.get(first)
         if isinstance(at, ModuleType) and at.__name__.startswith("iclutils"):
@@ -111,13 +106,12 @@ def missing(names, space):
     return lost
 
 
-def dotted(block):
-    """Every ``a.b.c`` that code reads."""
-    nodes = [n for n in ast.walk(ast.parse(block)) if isinstance(n, ast.Attribute)]
-    return {text for n in nodes if re.fullmatch(r"[\w.]+", text := ast.unparse(n))}
+chapters = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
 
 
-def test_a_stub_computes_nothing_and_its_test_begins_with_it(chapter):
+@chapters
+def test_a_stub_computes_nothing_and_its_solution_fills_it(chapter):
+    """It defines the same functions with the same arguments, and nothing is left."""
     cells = story(chapter)
     for e in exercises(chapter):
         left, parts = unfilled(e.stub), ast.parse(e.stub).body
@@ -129,50 +123,23 @@ def test_a_stub_computes_nothing_and_its_test_begins_with_it(chapter):
         asserted = [part for part in ast.walk(judged(e.test)) if isinstance(part, ast.Assert)]
         assert asserted, e.label
         assert all(part.msg is not None for part in asserted), e.label
+        if e.solution:
+            given, solved = (
+                {f.name: ast.unparse(f.args) for f in functions(block)}
+                for block in (e.stub, e.solution)
+            )
+            assert given.items() <= solved.items(), e.label
+            assert not unfilled(e.solution), e.label
 
 
-def bound(block):
-    """Names that a block of code binds, within its functions too."""
-    nodes = list(ast.walk(ast.parse(block)))
-    names = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    names |= {n.name for n in nodes if isinstance(n, ast.FunctionDef)}
-    return names | {(n.asname or n.name) for n in nodes if isinstance(n, ast.alias)}
-
-
-def read(e):
-    """Names that an exercise takes from its chapter."""
-    blocks = (e.stub, e.test, e.solution)
-    nodes = [n for b in blocks for n in ast.walk(ast.parse(b))]
-    own = set().union(*map(bound, blocks), {n.arg for n in nodes if isinstance(n, ast.arg)})
-    return {n.id for n in nodes if isinstance(n, ast.Name)} - own
-
-
-def test_no_exercise_changes_what_another_reads(chapter):
-    """So that they can be done in any order."""
+@chapters
+def test_what_hints_name_exists_and_no_exercise_undoes_another(chapter):
     found = exercises(chapter)
+    written = [f.name for e in found for f in functions(e.stub)]
+    assert len(set(written)) == len(written)
     for e in found:
-        changed = set(imported(e.stub, e.test)) - {"__builtins__"}
-        for part in [*ast.parse(e.stub).body, *judged(e.test).body]:
-            is_function = isinstance(part, ast.FunctionDef)
-            changed |= {part.name} if is_function else bound(ast.unparse(part))
-        for other in found:
-            assert not changed & read(other), f"{e.label}, {other.label}"
-
-
-def test_a_solution_fills_the_stub(chapter):
-    """It defines the same functions with the same arguments, and nothing is left."""
-    for e in (e for e in exercises(chapter) if e.solution):
-        given = {f.name: ast.unparse(f.args) for f in functions(e.stub)}
-        solved = {f.name: ast.unparse(f.args) for f in functions(e.solution)}
-        assert given.items() <= solved.items(), e.label
-        assert not unfilled(e.solution), e.label
-
-
-def test_what_code_and_hints_name_exists(chapter):
-    for e in exercises(chapter):
-        blocks = (e.stub, e.test, e.solution)
-        space = imported(*story(chapter), *blocks)
-        named = set().union(*map(dotted, blocks), NAMED.findall(e.text + e.why))
+        space = imported(*story(chapter), e.stub, e.test, e.solution)
+        named = NAMED.findall(e.text + e.why)
         for name in named:
             if name.startswith("iclutils."):
                 resolve_name(name)
@@ -180,6 +147,7 @@ def test_what_code_and_hints_name_exists(chapter):
 
 
 @pytest.mark.nightly
+@chapters
 def test_the_version_without_solutions_holds_none(chapter, tmp_path):
     """As the guide for instructors says to make it."""
     (words,) = re.findall(r"^jupyter nbconvert --to notebook.*(?:\\\n.*)*", GUIDE, re.MULTILINE)
@@ -195,6 +163,7 @@ def test_the_version_without_solutions_holds_none(chapter, tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("results_elsewhere")
+@chapters
 def test_stubs_ask_solutions_are_right_and_mistakes_are_told(chapter, capsys):
     """After the chapter, as a reader meets them."""
     space = {}

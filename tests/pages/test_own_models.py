@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import linecache
 import re
 from dataclasses import replace
@@ -39,6 +38,8 @@ SIZES = {
                "layer": 1, "hidden": 0, "strong": 4},
 }  # fmt: skip
 SMALL = {"n_positions": 80, "vocab_size": 90, "bos_token_id": 89, "eos_token_id": 89}
+LARGE = {"n_positions": 128, "vocab_size": 400, "bos_token_id": 399, "eos_token_id": 399}
+LARGE |= {"n_layer": 12, "n_head": 12, "n_embd": 48}  # heads where those of GPT-2 small are
 
 
 def run(chapter, **parameters):
@@ -80,92 +81,58 @@ def stand_in(monkeypatch):
     return put
 
 
-class Ran:
-    """What a chapter at the paper tier, or another, printed and wrote."""
-
-    def __init__(self, chapter, folder, **parameters):
-        tier = parameters.get("tier", "paper")
-        self.printed = run(chapter, **(parameters or {"tier": tier}))
-        assert self.printed.startswith(f"{tier} tier, ")
-        paths = (folder / "results" / tier).iterdir()
-        self.written = {path.stem: claims.of_json(json.loads(path.read_text())) for path in paths}
-        self.undefined = set(re.findall(r"^not measurable +(\S+)$", self.printed, re.MULTILINE))
-        known = claims.ledger(chapter)
-        self.missing = {name for name in known if tier in known[name].tiers}
-        self.missing -= set(self.written) | self.undefined
-
-    def check(self, fails=(), holds=()):
-        wanted = dict.fromkeys(fails, "fails its bar") | dict.fromkeys(holds, "holds")
-        assert {name: self.written[name].verdict for name in wanted} == wanted
+def written(tmp_path, chapter, tier, printed):
+    """Results by claim of a chapter that asked every claim of its tier; None where undefined."""
+    results = claims.read_results(tmp_path / "results")
+    found = dict.fromkeys(re.findall(r"^not measurable +(\S+)$", printed, re.MULTILINE))
+    found |= {name: result for (column, name), result in results.items() if column == tier}
+    asked = {name for name, claim in claims.ledger(chapter).items() if tier in claim.tiers}
+    return found, asked - found.keys()
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("parameters", [{"tier": "paper"}, {"model": "gpt2"}], ids=str)
-def test_chapter_01_checks_every_claim_on_a_model_without_a_circuit(
-    small, stand_in, tmp_path, parameters
-):
-    sizes = {"n_layer": 12, "n_head": 12, "n_embd": 48, "vocab_size": 400, "n_positions": 128}
-    save_gpt2(tmp_path / "hub", **sizes, bos_token_id=399, eos_token_id=399)
-    stand_in("gpt2", tmp_path / "hub")
-    ran = Ran("01", tmp_path, **parameters)
-    assert ran.missing == ran.undefined == set()
-    assert {result.model for result in ran.written.values()} == {"gpt2"}
-    ran.check(fails=("01.prefix_best", "01.offset", "01.cause_loss"))
+PAPER = {  # of each chapter the stand-in's name; what a network without training fails, and holds
+    "01": ("gpt2", ["01.prefix_best", "01.offset", "01.cause_loss"], []),
+    "02": ("gpt2-xl", ["02.isolate_first", "02.swp_shallow"], []),
+    "03": ("", ["03.bar", "03.shift_seen"], ["03.can_is_not_learns"]),
+    "04": ("", [], ["04.published_loss", "04.one_cosine", "04.one_weights"]),
+    "05": ("gpt2", [], []),
+    "06": ("gpt2", ["06.behaviour_gap", "06.pair_formula"], []),
+}
+REAL_ROWS = ("02", "05")
 
 
-@pytest.mark.nightly
-@pytest.mark.shared
-def test_chapter_02_runs_offline_on_real_rows(small, stand_in, text_model, tmp_path):
-    stand_in("gpt2-xl", text_model)
-    ran = Ran("02", tmp_path, tier="paper", tasks="sst2,trec,ag_news")
-    assert not ran.missing
-    assert not set(ran.written) & ran.undefined
-    ran.check(fails=("02.isolate_first", "02.swp_shallow"), holds=())
-    # of five sets of demonstrations some gain by chance: the interval holds 0
-    assert ran.written["02.reweighting"].verdict in (claims.FAILS, claims.UNCLEAR)
-    assert ran.written["02.isolate_first"].count == 5
-
-
-@pytest.mark.nightly
-def test_chapter_03_runs_on_networks_that_were_trained_here(small, tmp_path, monkeypatch):
-    """Each with its name, block, format and tasks, but small and hasty."""
-    monkeypatch.setenv("ICLUTILS_TRAINED", str(tmp_path / "trained"))
+def few_steps(monkeypatch, folder):
+    """Train the networks of the paper's size in chapter 03, small and hastily."""
+    monkeypatch.setenv("ICLUTILS_TRAINED", str(folder))
     for name in list(regression.PAPER):
-        plan = regression.recipe(name)
-        shape = replace(plan.shape, width=16, heads=2, pairs=17)
+        shape = replace(regression.recipe(name).shape, width=16, heads=2, pairs=17)
         settings = {"shape": shape, "members": [(0, Task(8))], "steps": 2, "warmup": 1}
         monkeypatch.setitem(regression.PAPER, name, settings)
-        loop.train(regression.recipe(name), tmp_path / "trained" / name, progress=False)
-    ran = Ran("03", tmp_path)
-    left_out = re.compile("03.(mspd|probe|undertraining|ols_nearest_long)")
-    assert [name for name in ran.missing if not left_out.match(name)] == []
-    assert len(ran.undefined) < 3
-    # networks that were hardly trained follow no algorithm: the claims can fail, and do
-    ran.check(fails=("03.bar", "03.shift_seen"), holds=["03.can_is_not_learns"])
+        loop.train(regression.recipe(name), folder / name, progress=False)
 
 
 @pytest.mark.nightly
-@pytest.mark.shared
-def test_chapters_04_and_05_run_offline(small, stand_in, text_model, tmp_path):
-    stand_in("gpt2", text_model)
-    ran = Ran("04", tmp_path)
-    assert not ran.missing
-    ran.check(holds=["04.published_loss", "04.one_cosine", "04.one_weights"])
-    ran = Ran("05", tmp_path)
-    assert not ran.missing
-    assert len(ran.undefined) <= 6  # a random transformer answers nothing: no shares of it
-
-
-@pytest.mark.nightly
-def test_chapter_06_runs_on_a_model_that_has_no_circuit(small, stand_in, tmp_path):
-    save_gpt2(tmp_path / "hub", **SMALL | {"n_layer": 3, "n_head": 3, "n_embd": 48})
-    stand_in("gpt2", tmp_path / "hub")
-    ran = Ran("06", tmp_path)
-    assert not ran.missing
-    assert "left out: a model that does not do it has nothing to break" in ran.printed
-    # shares of a gap that is not there are undefined
-    assert {"06.diagnosis_anomalies", "06.circuit_faithful"} <= ran.undefined
-    ran.check(fails=["06.behaviour_gap", "06.pair_formula"])
+@pytest.mark.parametrize(
+    "chapter",
+    [pytest.param(c, marks=pytest.mark.shared if c in REAL_ROWS else ()) for c in PAPER],
+)
+def test_the_paper_tier_checks_its_claims(small, stand_in, request, monkeypatch, tmp_path, chapter):
+    """On networks that were not trained, or hardly: what needs training fails."""
+    name, fails, holds = PAPER[chapter]
+    if chapter in REAL_ROWS:
+        stand_in(name, request.getfixturevalue("text_model"))
+    elif name:
+        save_gpt2(tmp_path / "hub", **(LARGE if chapter == "01" else SMALL | {"n_embd": 48}))
+        stand_in(name, tmp_path / "hub")
+    elif chapter == "03":
+        few_steps(monkeypatch, tmp_path / "trained")
+    tasks = {"tasks": "sst2,trec,ag_news"} if chapter == "02" else {}
+    printed = run(chapter, tier="paper", **tasks)
+    found, missing = written(tmp_path, chapter, "paper", printed)
+    assert [name for name in missing if not re.match(r"03\.(mspd|probe)", name)] == []
+    wanted = dict.fromkeys(fails, claims.FAILS) | dict.fromkeys(holds, claims.HOLDS)
+    assert {name: found[name].verdict for name in wanted} == wanted
+    assert not name or {r.model for r in found.values() if r} == {name}
 
 
 @pytest.mark.nightly
@@ -183,9 +150,9 @@ def test_the_real_tier_checks_its_claims_on_a_small_network(small, tmp_path, mon
     monkeypatch.setitem(presets.TIERS, "real", replace(real, induction=few))
     monkeypatch.setattr(smollm2, "folder", lambda: folder)
     monkeypatch.setenv("ICLUTILS_CACHE", str(tmp_path / "cache"))
-    ran = Ran(chapter, tmp_path, tier="real")
-    assert not ran.missing
-    assert {result.model for result in ran.written.values()} <= {"smollm2", "regression-d8"}
+    found, missing = written(tmp_path, chapter, "real", run(chapter, tier="real"))
+    assert not missing
+    assert {result.model for result in found.values() if result} <= {"smollm2", "regression-d8"}
 
 
 @pytest.mark.nightly
@@ -214,20 +181,16 @@ def test_a_readers_own_model_gets_numbers_and_no_verdicts(small, tmp_path, reque
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("chapter", "sizes", "parameters", "message"),
+    ("chapter", "sizes", "tasks", "message"),
     [
         ("01", {"n_positions": 40}, {}, r"L = 30 needs 61 positions and the model has 40"),
-        pytest.param(
-            "02", SMALL, {"tasks": "topics"}, "choose a text task", marks=pytest.mark.nightly
-        ),
+        ("02", SMALL, {"tasks": "topics"}, "choose a text task"),
         ("02", SMALL, {"tasks": "sst3"}, r"Unknown task 'sst3'\. Did you mean 'sst2'"),
     ],
 )
-def test_a_model_that_a_chapter_cannot_use_is_refused(
-    tmp_path, chapter, sizes, parameters, message
-):
-    if sizes:
-        save_gpt2(tmp_path / "own", **sizes)
+def test_a_model_that_a_chapter_cannot_use_is_refused(tmp_path, chapter, sizes, tasks, message):
+    save_gpt2(tmp_path / "own", **sizes)
     with pytest.raises(IclError, match=message):
-        run(chapter, model=str(tmp_path / "own"), **parameters)
+        run(chapter, model=str(tmp_path / "own"), **tasks)

@@ -2,23 +2,17 @@
 
 import pytest
 
-from iclutils import claims, scorecard
+from iclutils import claims
 
 pytestmark = pytest.mark.browser
 
 ROWS = "table.evidence tbody tr"
 
 
-@pytest.fixture(scope="module")
-def rows(site):
-    """What the scorecard should show, from the results that the pages were made of."""
-    return scorecard.rows(claims.read_results(site.parent / "src/book/results"))
-
-
-def test_words_hide_the_other_rows(reader, rows):
+def test_words_hide_the_other_rows(reader):
     tab = reader.open("book/scorecard")
     every = [text.lower() for text in tab.locator(ROWS).all_text_contents()]
-    assert len(every) == len(rows)
+    assert len(every) == len(claims.ledger())
     words = ["induction", "finding"]
     wanted = [row for row in every if all(word in row for word in words)]
     tab.get_by_label("Show rows with the words").fill("Induction  finding ")
@@ -28,9 +22,9 @@ def test_words_hide_the_other_rows(reader, rows):
 
 
 @pytest.mark.parametrize("reader", [{"java_script_enabled": False}], indirect=True)
-def test_without_scripts_the_whole_table_is_there(reader, rows):
+def test_without_scripts_the_whole_table_is_there(reader):
     tab = reader.open("book/scorecard")
-    assert tab.locator(f"{ROWS}:visible").count() == len(rows)
+    assert tab.locator(f"{ROWS}:visible").count() == len(claims.ledger())
 
 
 def test_a_claim_leads_to_its_section_and_back(reader):

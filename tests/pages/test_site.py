@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from book._ext.scorecard import anchor
-from iclutils import claims, presets, scorecard
+from iclutils import claims
 
 ROOT = Path(__file__).parents[2]
 INCLUDED = re.compile(r"```\{include\} (\S+)")
@@ -77,14 +77,10 @@ def test_every_page_is_in_the_contents_and_built(site):
     assert sorted(listed) == sorted([*(path.as_posix() for path in written), *chapters])
     built = {site / f"{name}.html" for name in [*listed, "index", "search", "genindex"]}
     assert built == set(pages(site))
-
-
-def test_the_sidebar_is_short(site):
-    for path in pages(site):
+    for path in built - {site / "index.html"}:
         sidebar = path.read_text(encoding="utf-8").partition('<nav class="bd-links')[2]
-        links = re.findall('<a class="reference', sidebar.partition("</nav>")[0])
-        assert len(links) <= 32, f"{path.relative_to(site)}: {len(links)}"
-        assert len(links) > 10 or path.name == "index.html"
+        links = sidebar.partition("</nav>")[0].count('<a class="reference')
+        assert 10 < links <= 32, f"the side bar of {path.name} is short"
 
 
 def test_every_link_inside_the_book_leads_somewhere(site):
@@ -125,17 +121,11 @@ def test_pages_are_light(site):
     assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < 30e6
 
 
-def test_the_scorecard_has_each_claim_with_its_verdicts(site):
-    """And each claim is in the evidence of one notebook of its chapter."""
-    rows = scorecard.rows(claims.read_results(site.parent / "src/book/results"))
-    page = pages(site)[site / "book/scorecard.html"]
+def test_the_scorecard_has_each_claim_and_each_is_in_the_evidence_of_one_notebook(site):
     names = [anchor(claim) for claim in claims.ledger().values()]
+    page = pages(site)[site / "book/scorecard.html"]
     assert page.claims == names
     assert max(page.ids.values()) == 1
-    _, *parts = re.split('id="(?=claim-)', (site / "book/scorecard.html").read_text("utf-8"))
-    for row, part in zip(rows, parts, strict=True):
-        for tier in presets.TIERS:
-            assert f">{row[tier].verdict}<" in part, part[:40]
     links = "".join(path.read_text("utf-8") for path in (site / "notebooks").glob("*.html"))
     evidence = "".join(re.findall(r'<table class="[^"]*evidence.*?</table>', links, re.DOTALL))
     assert sorted(re.findall('scorecard.html#(claim-.*?)"', evidence)) == sorted(names)

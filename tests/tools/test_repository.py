@@ -19,15 +19,11 @@ import iclutils
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTRAS = PROJECT["project"]["optional-dependencies"].values()
 DEPENDENCIES = [
-    *PROJECT["project"]["dependencies"],
-    *(d for extra in PROJECT["project"]["optional-dependencies"].values() for d in extra),
+    Requirement(each) for part in (PROJECT["project"]["dependencies"], *EXTRAS) for each in part
 ]
 TARGETS = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-
-
-def name_of(requirement):
-    return re.split(r"[\s\[<>=!~;@]", requirement, maxsplit=1)[0].lower().replace("_", "-")
 
 
 def tracked():
@@ -51,34 +47,25 @@ def text_files():
     return found
 
 
-def test_versions_are_pinned_within_their_range_and_torch_has_no_ceiling():
-    """Each dependency has one pin, which is what is installed where the tests run."""
+def test_dependencies_are_named_once_in_pyproject_and_pinned_within_their_range():
+    """Each has one pin, which is what is installed where the tests run; torch has no ceiling."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if not line.startswith("#"))
-    ranges = {name_of(each): Requirement(each).specifier for each in DEPENDENCIES}
-    assert sorted(pins) == sorted(ranges)
+    ranges = {each.name: each.specifier for each in DEPENDENCIES}
+    assert sorted(pins) == sorted(each.name for each in DEPENDENCIES), "each is named once"
+    assert not any(each.url for each in DEPENDENCIES), "no direct addresses"
     for name, pin in pins.items():
         assert ranges[name].contains(pin), name
         assert metadata.version(name).split("+")[0] == pin, name
     assert ranges["ipykernel"].contains("6.17.1"), "Colab's: it must not be replaced while it runs"
     assert all(ranges["torch"].contains(newer) for newer in ("2.15.0", "3.0.0"))
-
-
-def test_dependencies_are_named_once_and_only_in_pyproject():
-    names = [name_of(dependency) for dependency in DEPENDENCIES]
-    assert sorted(names) == sorted(set(names))
-    assert not any("://" in d or "@" in d for d in DEPENDENCIES), "no direct addresses"
-    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
-    plain = [d for d in environment["dependencies"] if isinstance(d, str)]
-    pip = next(d["pip"] for d in environment["dependencies"] if isinstance(d, dict))
-    assert {name_of(d) for d in plain} == {"python", "pip"}
-    assert f"python{PROJECT['project']['requires-python']}" in plain
-    assert pip == ["-c constraints.txt", "-e .[book,dev]"]
+    *conda, pip = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    assert sorted(conda) == ["pip", f"python{PROJECT['project']['requires-python']}"]
+    assert pip == {"pip": ["-c constraints.txt", "-e .[book,dev]"]}
     for name, text in text_files().items():
         for line in re.findall(r"^[^#\n]*pip install (.+)$", text, re.MULTILINE):
-            words = [word.strip("\"'`") for word in line.split() if not word.startswith("-")]
-            known = {name_of(word) for word in words} & set(names)
-            assert name.startswith("tests/") or not known, f"{name}: {line}"
+            words = {re.split(r"[\[<>=!~;@]", word.strip("\"'`"))[0] for word in line.split()}
+            assert name.startswith("tests/") or not words & ranges.keys(), f"{name}: {line}"
 
 
 def test_versions_agree():
@@ -116,31 +103,17 @@ def test_a_workflow_is_pinned_and_has_least_rights(path):
         # What others can choose (titles, branch names, inputs) reaches a shell only through env.
         assert "${{" not in step.get("run", ""), step["run"]
     assert set(re.findall(r"secrets\.(\w+)", text)) <= {"GITHUB_TOKEN"}
-    for job in workflow["jobs"].values():
-        writes = {k for k, v in job.get("permissions", {}).items() if v == "write"}
+    for job in workflow["jobs"].values():  # who may write installs nothing
+        writes = "write" in job.get("permissions", {}).values()
         assert not writes or not any("setup" in step.get("run", "") for step in job["steps"])
 
 
-@pytest.fixture
-def bare(tmp_path):
-    """A folder with the Makefile alone."""
-    if shutil.which("make") is None:
-        pytest.skip("needs make")
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_installation_is_done_once_and_redone_after_an_interruption(tmp_path):
+    """By a python that only notes what it is asked to install, and fails if FAIL is set."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
-    return tmp_path
-
-
-def make(folder, *arguments, **environment):
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")} | environment
-    return subprocess.run(
-        ["make", *arguments], cwd=folder, env=clean, capture_output=True, text=True
-    )
-
-
-def test_installation_is_done_once_and_redone_after_an_interruption(bare):
-    """By a python that only notes what it is asked to install, and fails if FAIL is set."""
-    program, calls, stamp = bare / "python", bare / "calls", bare / ".venv" / ".stamp"
+    program, calls, stamp = tmp_path / "python", tmp_path / "calls", tmp_path / ".venv/.stamp"
     program.write_text(
         "#!/bin/sh\n"
         f'echo "$@" >> {calls}\n'
@@ -151,7 +124,9 @@ def test_installation_is_done_once_and_redone_after_an_interruption(bare):
 
     def set_up(**environment):
         """Whether it succeeds, and the number of installations so far."""
-        done = make(bare, "setup", f"PYTHON={program}", **environment)
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")} | environment
+        command = ["make", "setup", f"PYTHON={program}"]
+        done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True)
         assert stamp.exists() == (done.returncode == 0), "what failed is not taken for done"
         return done.returncode == 0, calls.read_text().count("-m pip install")
 
@@ -162,9 +137,9 @@ def test_installation_is_done_once_and_redone_after_an_interruption(bare):
     assert "-c constraints.txt -e" in calls.read_text()
     for count, name in enumerate(("pyproject.toml", "constraints.txt"), 3):
         later = stamp.stat().st_mtime + 10
-        os.utime(bare / name, (later, later))
+        os.utime(tmp_path / name, (later, later))
         assert set_up() == (True, count)
-        os.utime(bare / name, (1, 1))
+        os.utime(tmp_path / name, (1, 1))
 
 
 ELSEWHERE = re.compile(r"(?<![\w./:-])/(?:home|Users|root|work|mnt)/\w")

@@ -33,11 +33,8 @@ def home(tmp_path, monkeypatch):
         first = new_code_cell(PARAMETERS, metadata={"tags": ["parameters"]})
         notebook = new_notebook(cells=[new_markdown_cell("# A title"), first])
         notebook.cells += [new_code_cell(source) for source in cells]
-        notebook.metadata.kernelspec = {
-            "name": "python3",
-            "display_name": "Python 3",
-            "language": "python",
-        }
+        kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        notebook.metadata.kernelspec = kernel
         (tmp_path / "notebooks").mkdir(exist_ok=True)
         nbformat.write(notebook, path := tmp_path / f"notebooks/{name}.ipynb")
         return path
@@ -58,14 +55,9 @@ def test_parameters_are_checked_and_what_is_not_the_books_has_a_folder_of_its_ow
         run.plan(path, {"sise": 6})
     with pytest.raises(SystemExit, match="seed of 90_demo is of type int; got 'one'"):
         run.plan(path, {"seed": "one"})
-    with pytest.raises(SystemExit, match="no notebook '91'; there are 90_demo"):
+    with pytest.raises(SystemExit, match=r"no notebook .*'91'.* there are 90_demo"):
         run.notebooks(["91"], "mini")
     assert run.notebooks(["90"], "mini") == [path] == run.notebooks([], "mini")
-
-
-def test_each_tier_leaves_out_the_cells_of_its_tag():
-    wanted = {"mini": "", "real": "networks", "real-part": "networks", "paper": "small-networks"}
-    assert {tier: run.LEFT_OUT.get(tier, "") for tier in run.MINUTES} == wanted
 
 
 def test_what_a_run_depends_on_includes_the_recipes(home, tmp_path):
@@ -84,15 +76,12 @@ def test_what_a_run_depends_on_includes_the_recipes(home, tmp_path):
      ({"count": 6}, True)],
 )  # fmt: skip
 def test_a_result_is_taken_if_anything_that_was_measured_changed(changes, is_taken):
-    name, stored = next(iter(claims.read_file(ROOT / "book/results/mini/01.json").items()))
-    known = {"value": 0.5, "spread": 0.1, "count": 5, "null": {"value": 0.2},
-             "detail": {"curve": [1.0, 2.0]}}  # fmt: skip
-    old = replace(stored, **known)
+    stored = next(iter(claims.read_file(ROOT / "book/results/mini/01.json").values()))
+    known = {"value": 0.5, "spread": 0.1, "count": 5, "null": {"value": 0.2}}
+    old = replace(stored, **known, detail={"curve": [1.0, 2.0]})
     now = replace(old, **changes, date="tomorrow")
-    assert (
-        all(accept.is_close(getattr(old, field), getattr(now, field)) for field in accept.MEASURED)
-        != is_taken
-    ), name
+    pairs = ((getattr(old, field), getattr(now, field)) for field in accept.MEASURED)
+    assert all(accept.is_close(*pair) for pair in pairs) != is_taken
 
 
 @pytest.mark.slow
@@ -151,9 +140,7 @@ def test_an_interruption_ends_everything_within_five_seconds(home, tmp_path, apa
         assert process.poll() is None
         time.sleep(0.1)
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    runner = next(
-        p for p in family if "run.py" in " ".join(p.cmdline()) and "unshare" not in p.name()
-    )
+    runner = next(p for p in family if p.name() != "unshare" and "run.py" in str(p.cmdline()))
     start = time.monotonic()
     runner.send_signal(signal.SIGINT)
     _, alive = psutil.wait_procs(family, timeout=60)
