@@ -469,7 +469,7 @@ def _differentiable(pattern: Tensor) -> Tensor:
 def labels_cut(case: Case) -> float:
     """Compare log p at the target, label words cut off in the first layer."""
     prompts = case.prompts
-    edges = isolation.cut_edges(prompts, prompts.label_pos)
+    edges = isolation.cut_edges(prompts)
     cut = hooks.cut_attention(case.model, {0: edges})
     out, _ = hooks.run_with_hooks(case.model, prompts.tokens, cut)
     alone = case.alone(prompts.tokens, scores={0: edges})

@@ -9,7 +9,7 @@ from typing import Any
 
 from iclutils.chapters.attention_circuits import stability
 from iclutils.chapters.label_anchors.answers import answers, label_loyalty
-from iclutils.chapters.label_anchors.isolation import isolated
+from iclutils.chapters.label_anchors.isolation import isolate
 from iclutils.interp import attribution, clean_corrupt
 from iclutils.interp.head_scores import score_heads
 from iclutils.interp.readout import icl_score, predictions
@@ -59,7 +59,7 @@ def classifying(work: Path, steps: Sequence[int]) -> Rows:
         copied = repeated_tokens(net, 32, 24, generator("copied"))
         _, right = predictions(net, copied.tokens)
         prefix = score_heads(net, copied.tokens, copied.length)["prefix"].mean(0)
-        clean, cut = answers(net, few), isolated(net, few, range(2))
+        clean, cut = answers(net, few), isolate(net, few, range(2))
         return {
             "copying": right[:, copied.clean_half].float().mean().item(),
             "prefix": prefix.max().item(),

@@ -13,10 +13,10 @@ import torch
 from torch import Generator, Tensor
 from transformers import GPT2LMHeadModel
 
-from iclutils.tasks.repeated import RepeatedTokens, markov_chain, tiled
+from iclutils.tasks.repeated import RepeatedTokens
 
 from . import curves
-from .language import Batch, LanguageRecipe, small_gpt2
+from .language import Batch, LanguageRecipe, small_gpt2, tile
 
 VOCAB, BOS = 512, 511
 LENGTH, SHIFTS = 64, 33
@@ -41,7 +41,8 @@ def offset_induction(seed: int) -> LanguageRecipe:
 def _recipe(
     name: str, seed: int, checkpoints: tuple[int, ...], shortest: int, sinusoidal: bool
 ) -> LanguageRecipe:
-    chain = markov_chain(VOCAB - 1, 2.0, seed=1000 + seed)
+    scores = torch.randn(VOCAB - 1, VOCAB - 1, generator=Generator().manual_seed(1000 + seed))
+    chain = torch.softmax(2.0 * scores, -1).cumsum(-1)  # (token, next): cumulative
 
     def batch(step: int) -> Batch:
         generator = Generator().manual_seed(seed * 1_000_003 + step)
@@ -71,7 +72,7 @@ def _sample(chain: Tensor, shortest: int, generator: Generator) -> Tensor:
         rows = chain[segment[: BATCH // 2, t - 1]]
         after = torch.searchsorted(rows, draw[:, t].contiguous())[:, 0]
         segment[: BATCH // 2, t] = after.clamp_max(VOCAB - 2)
-    return tiled(segment, period, LENGTH, BOS)
+    return tile(segment, period, LENGTH, BOS)
 
 
 def held_out() -> RepeatedTokens:

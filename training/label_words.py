@@ -12,10 +12,9 @@ from torch import Generator, Tensor
 from transformers import GPT2LMHeadModel
 
 from iclutils.tasks import prompts, topics
-from iclutils.tasks.repeated import tiled
 
 from . import curves
-from .language import Batch, LanguageRecipe, small_gpt2
+from .language import Batch, LanguageRecipe, small_gpt2, tile
 
 CONTEXT = 256
 STEPS, COPYING, PAIRS, EASING, SPREADING = 3000, 600, 300, 1200, 600
@@ -72,7 +71,7 @@ def _copying(generator: Generator, repeats: bool = True) -> tuple[Tensor, Tensor
     count = TOKENS // COPIED
     period = torch.randint(SHORTEST, COPIED // 2 + 1, (count, 1), generator=generator)
     segment = torch.randint(0, topics.BOS, (count, COPIED // 2), generator=generator)
-    tokens = tiled(segment, period, COPIED, topics.BOS)
+    tokens = tile(segment, period, COPIED, topics.BOS)
     if not repeats:
         other = Generator().manual_seed(generator.initial_seed() + 500_000)  # later draws stay
         tokens[:, 1:] = torch.randint(0, topics.BOS, (count, COPIED - 1), generator=other)
@@ -83,7 +82,7 @@ def _classifying(difficulty: float, cues: bool, generator: Generator) -> tuple[T
     """Draw labelled examples; the labels from the fifth example on count."""
     few = torch.rand((), generator=generator).item() ** 2  # short sequences twice as often as long
     examples = 5 + int(few * (MOST_EXAMPLES - 4))
-    texts = topics.FULL.eased(difficulty)
+    texts = topics.FULL.with_difficulty(difficulty)
     size = (texts.shortest + texts.longest) // 2 + 1 + cues
     count = TOKENS // (examples * size)
     tokens, cue = topics.stream(count, examples, generator, texts=texts, cues=cues)

@@ -101,3 +101,12 @@ def sinusoids(length: int, width: int) -> Float[Tensor, "length width"]:
     place = torch.arange(length)[:, None]
     angle = place * 100.0 ** (-torch.arange(0, width, 2) / width)
     return torch.stack([torch.sin(angle), torch.cos(angle)], -1).flatten(1)
+
+
+def tile(
+    segment: Int[Tensor, "batch longest"], period: Int[Tensor, "batch 1"], length: int, bos: int
+) -> Int[Tensor, "batch pos"]:
+    """Return BOS, then the first ``period`` tokens of each segment over and over, ``length`` in
+    all."""
+    repeat = segment.gather(1, torch.arange(length - 1)[None] % period)
+    return torch.cat([torch.full((len(segment), 1), bos), repeat], 1)

@@ -35,7 +35,7 @@ from ..interp.readout import check_prompts, log_prob, with_answers, writes
 from ..models import TransformerBridge, get_act_name
 from ..progress import bar
 from ..tasks.repeated import RepeatedTokens
-from ..tasks.words import Asked
+from ..tasks.words import WordPrompts
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def depth_order(
     return ((above - below[:, None]).sign().double().mean().item() + 1) / 2
 
 
-def ranked_above(some: Sequence[float] | Tensor, others: Sequence[float] | Tensor) -> float:
+def auc_above(some: Sequence[float] | Tensor, others: Sequence[float] | Tensor) -> float:
     """Return how often one of ``some`` exceeds one of ``others``: the area under the ROC curve."""
     return roc_auc_score([1] * len(some) + [0] * len(others), [*some, *others])
 
@@ -221,7 +221,7 @@ def losses_without(
     model: TransformerBridge,
     tokens: Int[Tensor, "batch pos"],
     sets: Sequence[Sequence[Sequence[Head]]],
-    how: How = "mean",
+    how: How,
 ) -> Float[Tensor, "set batch entry"]:
     """Return the loss (nats) of every next token without each set of heads, one for all rows or one
     for each (``ablate_rows``); what is resampled comes from the row before."""
@@ -231,19 +231,19 @@ def losses_without(
 
 def answers_without(
     model: TransformerBridge,
-    asked: Asked,
+    questions: WordPrompts,
     sets: Sequence[Sequence[Sequence[Head]]],
     how: How = "mean",
 ) -> Bool[Tensor, "set batch"]:
     """Return which words are answered right, whole, without each set of heads; sets are as of
     ``losses_without``."""
-    check_prompts(model, asked.prompts)
-    tokens, at = with_answers(asked.prompts, asked.whole)
+    check_prompts(model, questions.prompts)
+    tokens, at = with_answers(questions.prompts, questions.whole)
     ways = ablate_rows(model, tokens, sets, how, tokens.roll(1, 0))
-    return torch.stack([writes(s, asked.whole) for s in logits_under(model, tokens, ways, at)])
+    return torch.stack([writes(s, questions.whole) for s in logits_under(model, tokens, ways, at)])
 
 
-def reached(steps: Sequence[int], values: Sequence[float], share: float) -> float:
+def step_reaching(steps: Sequence[int], values: Sequence[float], share: float) -> float:
     """Return the step at which a share of the final value is first reached, interpolated between
     checkpoints; NaN where the first checkpoint has it already, or none has."""
     goal = share * values[-1]

@@ -94,13 +94,13 @@ def composition(strengths: Mapping[str, float]) -> Figure:
     Example:
         >>> figure = diagrams.composition({"Q": 0.04, "K": 0.31, "V": 0.06})
     """
-    said = {
+    texts = {
         "Q": ("at the token that asks:", "what head 2 looks for"),
         "K": ("at the token looked at:", "by what head 2 finds it"),
         "V": ("at the token looked at:", "what head 2 copies"),
     }
     axes = _sheet(6.6, 3.05)
-    for i, (kind, (where, what)) in enumerate(said.items()):
+    for i, (kind, (where, what)) in enumerate(texts.items()):
         left, colour = 0.6 + 2.2 * i, PORTS[kind.lower()]
         source, asks, low, first, port, top = left, left + 1.0, 0.95, 1.45, 2.05, 2.5
         own = asks if kind == "Q" else source
@@ -166,10 +166,10 @@ def gathering(
         for at in mean.flatten().topk(min(STRONGEST, mean.numel())).indices.tolist():
             to, source = divmod(at, n)
             weight = float(mean[to, source]) / peak
-            found = [colour for mask, colour in kinds.values() if mask[to, source]]
+            hues = [colour for mask, colour in kinds.values() if mask[to, source]]
             if weight > 0.02:
                 ends = (xs[source], y), (xs[to], y + rise)
-                _line(axes, *ends, weight, found[0] if found else PALE, 1 + bool(found))
+                _line(axes, *ends, weight, hues[0] if hues else PALE, 1 + bool(hues))
         x = left
         for mask, colour in kinds.values():
             share = float(mean[mask].sum()) / total
@@ -206,11 +206,11 @@ def one_prompt(
     """
     figure, (left, axes) = canvas(2, 6.0, 3.1, width_ratios=(2, 3))
     left.spines.bottom.set_visible(False)
-    shown = [f"{a:g} -> {b:g}" for a, b in zip(x.tolist(), y.tolist(), strict=True)]
-    for i, text in enumerate([*shown, f"{query:g} -> ?"]):
-        colour, height = "black" if i < len(shown) else ORANGE, 0.9 - 0.7 / max(6, len(shown)) * i
+    texts = [f"{a:g} -> {b:g}" for a, b in zip(x.tolist(), y.tolist(), strict=True)]
+    for i, text in enumerate([*texts, f"{query:g} -> ?"]):
+        colour, height = "black" if i < len(texts) else ORANGE, 0.9 - 0.7 / max(6, len(texts)) * i
         left.text(0.1, height, text, color=colour, size=11, family="monospace")
-    left.set(title=f"the prompt, {len(shown)} pairs", xticks=[], yticks=[])
+    left.set(title=f"the prompt, {len(texts)} pairs", xticks=[], yticks=[])
     axes.axvline(query, color=GREY, lw=1, ls="--")
     at = int((grid - query).abs().argmin())
     for (name, line), colour in zip(answers.items(), (ORANGE, BLUE, GREEN, PINK), strict=False):
@@ -265,7 +265,7 @@ def dual_head(
     attention: Float[Tensor, "key"],
     values: Float[Tensor, "key"],
     groups: Mapping[str, Sequence[int]],
-    unit: str = "what the head gives",
+    unit: str,
 ) -> Figure:
     """Draw a head as a kernel smoother and as its dual model: one number, added up in two ways.
 
@@ -276,7 +276,7 @@ def dual_head(
     Example:
         >>> weights, worth = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([1.0, -0.5, 0.2])
         >>> groups = {"start": [2], "example 1": [0], "example 2": [1]}
-        >>> figure = diagrams.dual_head(["Alpha", "Bravo", ":"], weights, worth, groups)
+        >>> figure = diagrams.dual_head(["Alpha", "Bravo", ":"], weights, worth, groups, "nats")
     """
     parts = [float((attention * values)[list(at)].sum()) for at in groups.values()]
     colours = [GREY] + [BLUE] * (len(parts) - 1)
@@ -307,14 +307,13 @@ def dual_head(
 
 
 def patched_edge(
-    clean: float, corrupt: float, patched: float, edge: tuple[str, str] = ("head 1", "head 2"),
-    unit: str = "logit difference",
-) -> Figure:  # fmt: skip
+    clean: float, corrupt: float, patched: float, edge: tuple[str, str], unit: str
+) -> Figure:
     """Draw one edge patched (Wang et al. 2022): the clean run, the corrupt run, the clean run in
     which what one component passes to another is the corrupt run's; and what each gives.
 
     Example:
-        >>> figure = diagrams.patched_edge(3.2, -0.1, 1.4, ("head 0.2", "head 1.2"))
+        >>> figure = diagrams.patched_edge(3.2, -0.1, 1.4, ("head 0.2", "head 1.2"), "nats")
     """
     axes = _sheet(6.6, 3.15)
     runs = (
@@ -336,9 +335,9 @@ def patched_edge(
             start, end = (x + aside, y + 0.14), (to - aside, up - 0.14)
             paint = ORANGE if swapped else GREY if after else colour
             _arrow(axes, start, end, paint, 3.0 if swapped else 1.5, "--" if after else "-")
-        for said, at in nodes.items():
-            mixed = name == "patched" and said in (edge[1], "answer")
-            _box(axes, at, said, 0.74, GREY if mixed else colour)
+        for label, at in nodes.items():
+            mixed = name == "patched" and label in (edge[1], "answer")
+            _box(axes, at, label, 0.74, GREY if mixed else colour)
         _say(axes, (left + 0.75, 2.95), name, size=10, weight="bold")
         _say(axes, (left + 0.75, 2.7), what, size=8)
         _say(axes, (left + 0.75, 0.42), f"{unit}\n{value:.2f}", size=8)

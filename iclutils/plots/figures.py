@@ -9,7 +9,6 @@ the tests look for them.
 
 from __future__ import annotations
 
-import io
 import logging
 import math
 import re
@@ -31,7 +30,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from matplotlib.typing import ColorType
-from PIL import Image
 from torch import Tensor
 
 # A stale font list names fonts that are gone; the figures then use another, without a word.
@@ -77,13 +75,6 @@ def headed(figure: Figure, finding: str) -> Figure:
     lines = fill(finding, int(12 * figure.get_figwidth()))
     figure.suptitle(lines, x=0.02, ha="left", size=11, weight="bold")
     return figure
-
-
-def few_colours(png: bytes, colours: int, mode: str = "RGB") -> bytes:
-    """Reduce a PNG to so many colours, at a part of its size; RGBA keeps transparency."""
-    small = io.BytesIO()
-    Image.open(io.BytesIO(png)).convert(mode).quantize(colours).save(small, "PNG", optimize=True)
-    return small.getvalue()
 
 
 def ink(colour: ColorType) -> tuple[float, float, float]:
@@ -279,10 +270,10 @@ def dots(panels: Mapping[str, Mapping[str, Mapping[str, Values]]]) -> Figure:
     figure, axes = canvas(len(panels), width, tall)
     for ax, (quantity, lines) in zip(axes, panels.items(), strict=True):
         for height, values in enumerate(lines.values()):
-            for name, found in values.items():
+            for name, points in values.items():
                 place = series.index(name)
                 shift = 0.3 * (place - (len(series) - 1) / 2) / max(1, len(series) - 1)
-                ax.plot(found, [height + shift] * len(found), "o", ms=5, alpha=0.75, mew=0,
+                ax.plot(points, [height + shift] * len(points), "o", ms=5, alpha=0.75, mew=0,
                         color=COLOURS[place])  # fmt: skip
         ax.set_yticks(range(len(lines)), list(lines))
         ax.set(xlabel=quantity, ylim=(len(lines) - 0.5, -0.5))
@@ -398,8 +389,8 @@ def matrices(
     """Draw square matrices side by side on one scale, values written in, the diagonal left out."""
     figure, axes = canvas(len(named), width=3.2 * len(named) + 0.6, height=3.2)
     for ax, (name, values) in zip(axes, named.items(), strict=True):
-        shown = values.clone().float().fill_diagonal_(math.nan)
-        image = _map(ax, shown, low, high, labels, labels, digits=2)
+        off_diagonal = values.clone().float().fill_diagonal_(math.nan)
+        image = _map(ax, off_diagonal, low, high, labels, labels, digits=2)
         ax.tick_params(labelsize=8)
         ax.set(title=name)
     figure.colorbar(image, ax=axes)

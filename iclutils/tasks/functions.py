@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import IclError, unknown
-from .regression import Contexts, Task, relabelled, sample
+from ..errors import IclError
+from .regression import Contexts, Task, relabel, sample
 
 LINKS: dict[str, Callable[[Tensor], Tensor]] = {
     "linear": lambda z: z,
@@ -32,12 +32,6 @@ class Problem:
     link: str = "linear"
     scales: tuple[float, ...] = ()
 
-    def __post_init__(self) -> None:
-        if self.link not in LINKS:
-            raise unknown("link", self.link, LINKS)
-        if self.scales and (len(self.scales) != self.dim or not min(self.scales) > 0):
-            raise IclError(f"Need {self.dim} positive scales or none; got {self.scales}.")
-
     @property
     def dim(self) -> int:
         """d, of the inputs."""
@@ -47,7 +41,7 @@ class Problem:
         """Draw contexts, on the device of the generator."""
         drawn = sample(self.task, contexts, pairs, generator)
         if self.scales:
-            drawn = relabelled(drawn, drawn.xs * torch.tensor(self.scales, device=drawn.xs.device))
+            drawn = relabel(drawn, drawn.xs * torch.tensor(self.scales, device=drawn.xs.device))
         if self.link == "linear":
             return drawn
         straight = (drawn.xs * drawn.weights[:, None]).sum(-1)

@@ -80,13 +80,12 @@ def of_model(model: TransformerBridge) -> NumberFormat:
         return of_ids(model.cfg.d_vocab, None if first is None else int(first))
 
 
-def of_text(tokenizer: PreTrainedTokenizerBase, number: str = "") -> NumberFormat:
+def of_text(tokenizer: PreTrainedTokenizerBase) -> NumberFormat:
     """Write numbers as a tokenizer does, in lines ``x -> y``; a space stands before a number.
 
-    ``number`` shows how, a 0 for each digit: ``"0"`` stands for 0 .. 9, ``"00"`` for 00 .. 99.
-    Without it they are 0 .. 99, or the digits, if each is a single token. All are read where they
-    stand, in a line between two others. Where tokenizers do not write them in as many tokens
-    each, this raises. BOS comes first where the tokenizer gives it to every text.
+    They are 0 .. 99, or the digits, if each is a single token, read where it stands in a line
+    between two others; else this raises. BOS comes first where the tokenizer gives it to every
+    text.
     """
 
     def lines(digits: list[str], blank: str) -> list[list[list[int]]]:
@@ -94,14 +93,14 @@ def of_text(tokenizer: PreTrainedTokenizerBase, number: str = "") -> NumberForma
         texts = [[f"{blank}{x}", " ->", f" {x}", "\n"] * 3 for x in digits]
         return pieces_in_place(tokenizer, texts)
 
-    for count in [10 ** len(number)] if number else [100, 10]:
-        digits = [str(i).zfill(len(number)) for i in range(count)]
+    for count in (100, 10):
+        digits = [str(i) for i in range(count)]
         written = [ids[6] for ids in lines(digits, " ")]  # y of the second line
         if len(set(map(tuple, written))) < count or len({len(one) for one in written}) > 1:
             continue
         values = torch.tensor(written)
         gap = int((values == values[0]).all(0).long().cumprod(0).sum())  # a space of its own
-        if not number and values.shape[1] - gap != 1:
+        if values.shape[1] - gap != 1:
             continue
         # Where a space is a token, it stands between arrow and y alone, and no line begins with it.
         cut = lines(digits, "" if gap else " ")
@@ -112,8 +111,7 @@ def of_text(tokenizer: PreTrainedTokenizerBase, number: str = "") -> NumberForma
         if gap:  # and where a text begins with one in any case, so does the first line
             start += cut[0][0][: len(cut[0][0]) - len(x)]
         return NumberFormat(values[:, gap:], tuple(start), (*arrow, *y[:gap]), tuple(newline))
-    wanted = f"all numbers like {number} in as many tokens" if number else "digits as single tokens"
-    raise IclError(f"This tokenizer does not write {wanted}. Use another model.")
+    raise IclError("This tokenizer does not write digits as single tokens. Use another model.")
 
 
 def of_ids(vocab: int, bos: int | None) -> NumberFormat:

@@ -55,7 +55,7 @@ class Prompts:
         return self.label_words.shape[1]
 
     @property
-    def kept(self) -> Bool[Tensor, "batch pos"]:
+    def real(self) -> Bool[Tensor, "batch pos"]:
         """Whether a token is a real one, not padding."""
         return self.roles != Role.PAD
 
@@ -109,13 +109,13 @@ class Prompts:
         """
         words = self.label_words.sort(-1).values
         if bool((words[:, 1:] == words[:, :-1]).any()):
-            raise IclError("Two classes share a label word: give every class its own.")
+            raise IclError("Two label words begin with the same token: give every class its own.")
         if not bool(self.of_class()[..., : self.classes - unseen].any(1).all()):
             raise IclError("Some class has no demonstration: show every class at least once.")
-        shown = self.tokens.gather(1, self.label_pos)
-        if not bool((shown == self.by_demonstration(self.label_words)).all()):
+        labels = self.tokens.gather(1, self.label_pos)
+        if not bool((labels == self.by_demonstration(self.label_words)).all()):
             raise IclError("A label position does not hold its demonstration's label word.")
-        if not bool((self.target == self.kept.sum(-1) - 1).all()):
+        if not bool((self.target == self.real.sum(-1) - 1).all()):
             raise IclError("The target must be the last token of each prompt.")
 
 
@@ -149,11 +149,6 @@ def class_logits(
     return logits.gather(1, prompts.label_words)
 
 
-def predicted_class(prompts: Prompts, logits: Float[Tensor, "batch vocab"]) -> Int[Tensor, "batch"]:
-    """Return the class of the likeliest label word at the target."""
-    return class_logits(prompts, logits).argmax(-1)
-
-
 def correct(prompts: Prompts, logits: Float[Tensor, "batch vocab"]) -> Bool[Tensor, "batch"]:
     """Tell whether the likeliest label word is the query's."""
-    return predicted_class(prompts, logits) == prompts.gold
+    return class_logits(prompts, logits).argmax(-1) == prompts.gold

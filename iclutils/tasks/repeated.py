@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Generator, Tensor
 
 from ..errors import IclError
@@ -37,11 +37,7 @@ class RepeatedTokens:
         distinct: bool = False,
     ) -> RepeatedTokens:
         """Sample over the ids 0 .. vocab - 1 without ``bos``; see ``repeated_tokens``."""
-        if min(count, length, times) < 1:
-            raise IclError("Need count, length and times of at least 1.")
         if distinct:
-            if length > vocab - 1:
-                raise IclError(f"There are no {length} distinct tokens in a vocabulary of {vocab}.")
             copy = torch.rand(count, vocab - 1, generator=generator).argsort(-1)[:, :length]
         else:
             copy = torch.randint(0, vocab - 1, (count, length), generator=generator)
@@ -97,25 +93,10 @@ def repeated_tokens(
 
 
 def text_twice(model: TransformerBridge, text: str) -> RepeatedTokens:
-    """BOS and a text two times over: repeated tokens of the reader's own, for any head score."""
+    """Return BOS and a text two times over: repeated tokens of your own, for any head score."""
     (ids,) = encode(words(model), [text])["input_ids"]
     if len(ids) < 2:
         raise IclError(f"The prompt {text!r} has {len(ids)} tokens: give at least two.")
     tokens = torch.tensor([[bos(model), *ids, *ids]], device=model.cfg.device)
     check_tokens(model, tokens)
     return RepeatedTokens(tokens, len(ids))
-
-
-def tiled(
-    segment: Int[Tensor, "batch longest"], period: Int[Tensor, "batch 1"], length: int, bos: int
-) -> Int[Tensor, "batch pos"]:
-    """BOS, then the first ``period`` tokens of each segment over and over, ``length`` in all."""
-    repeat = segment.gather(1, torch.arange(length - 1)[None] % period)
-    return torch.cat([torch.full((len(segment), 1), bos), repeat], 1)
-
-
-def markov_chain(vocab: int, sharpness: float, seed: int) -> Float[Tensor, "vocab vocab"]:
-    """Cumulative rows of a fixed random transition matrix, softmax(sharpness x normal)."""
-    generator = torch.Generator().manual_seed(seed)
-    scores = torch.randn(vocab, vocab, generator=generator)
-    return torch.softmax(sharpness * scores, -1).cumsum(-1)

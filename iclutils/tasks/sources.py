@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
-from typing import Any
 
 from jaxtyping import Int
 from torch import Generator, Tensor
@@ -15,13 +14,12 @@ from transformers import PreTrainedTokenizerBase
 from ..errors import IclError, unknown
 from ..models import TransformerBridge
 from ..models import words as model_words
-from . import text, topics, words
+from . import generator, text, topics, words
 from .prompts import Prompts, join
 
 PAPER_SEED, PAPER_SEEDS = 42, 5  # seeds 42 .. 46 (Wang et al. 2023, section 2.1)
 EXAMPLES = 5  # of a function between words: one "shot"
 NAMES = ("topics", *text.TASKS, *words.FUNCTIONS)
-
 
 Generators = Callable[[str, int], Generator]  # by purpose and draw, as ``Session.generator``
 
@@ -68,32 +66,33 @@ class Text:
     train: list[text.Row]
     test: list[text.Row]
 
-    @property
-    def most_shots(self) -> int:
-        """Per class: as many as the paper says fit 1024 tokens, in proportion, and rows are."""
-        labels = [label for _, label in self.train]
-        rows = min(map(labels.count, range(len(self.task.label_words))))
-        return min(rows, self.task.most_shots * max(1, self.context // text.CONTEXT))
+    def _build(self, examples: list[list[text.Row]], queries: list[text.Row]) -> Prompts:
+        built = text.build(
+            self.task, self.words, examples, queries, context=self.context, over_long="drop"
+        )
+        return built.to(self.device)
 
-    def _build(self, shown: list[list[text.Row]], asked: list[text.Row]) -> Prompts:
-        fits: dict[str, Any] = {"context": self.context, "over_long": "drop"}
-        return text.build(self.task, self.words, shown, asked, **fits).to(self.device)
-
-    def _shared(self, seed: int, shots: int, more: int = 0) -> tuple[list[text.Row], ...]:
-        return text.demonstrations(self.train, len(self.task.label_words), shots, seed, more)
-
-    def _over_seeds(self, count: int, shown: Callable[[int, int], list[list[text.Row]]]) -> Prompts:
+    def _over_seeds(
+        self, count: int, examples: Callable[[int, int], list[list[text.Row]]]
+    ) -> Prompts:
         """Build prompts on the paper's five seeds, an equal share of the test rows each."""
         parts = []
         for seed in range(self.seed, self.seed + PAPER_SEEDS):
             rows = text.evaluation_rows(self.test, seed, ceil(count / PAPER_SEEDS))
-            parts.append(self._build(shown(seed, len(rows)), rows))
+            parts.append(self._build(examples(seed, len(rows)), rows))
         return join(parts)
 
     def evaluation(self, count: int, shots: int = 1) -> Prompts:
-        """Take the paper's five demonstration sets, an equal share each."""
-        shots = min(shots, self.most_shots)
-        return self._over_seeds(count, lambda seed, rows: [self._shared(seed, shots)[0]] * rows)
+        """Take the paper's five demonstration sets, an equal share each; of ``shots`` as many as
+        the paper says fit 1024 tokens, in proportion, and as there are rows."""
+        labels, classes = [label for _, label in self.train], len(self.task.label_words)
+        fitting = self.task.most_shots * max(1, self.context // text.CONTEXT)
+        shots = min(shots, fitting, *map(labels.count, range(classes)))
+
+        def same_for_all(seed: int, rows: int) -> list[list[text.Row]]:
+            return [text.demonstrations(self.train, classes, shots, seed)[0]] * rows
+
+        return self._over_seeds(count, same_for_all)
 
     def varied(self, count: int) -> Prompts:
         """Take the paper's five seeds, an equal share each."""
@@ -104,10 +103,11 @@ class Text:
         self, draw: int, count: int, train_per_class: int = 0
     ) -> tuple[Prompts, Prompts | None]:
         """Take as training rows those after the demonstrations, as many of each class."""
-        shown, others = self._shared(self.seed + draw, 1, train_per_class)
-        rows = text.evaluation_rows(self.test, self.seed + draw, count)
-        asked = self._build([shown] * len(rows), rows)
-        return asked, self._build([shown] * len(others), others) if others else None
+        seed, classes = self.seed + draw, len(self.task.label_words)
+        examples, others = text.demonstrations(self.train, classes, 1, seed, train_per_class)
+        rows = text.evaluation_rows(self.test, seed, count)
+        test = self._build([examples] * len(rows), rows)
+        return test, self._build([examples] * len(others), others) if others else None
 
 
 @dataclass(frozen=True)
@@ -121,55 +121,54 @@ class Words:
     device: str
     generator: Generators
 
-    def asked(self, count: int, examples: int, generator: Generator, **options: Any) -> words.Asked:
-        """Draw prompts and their whole answers; ``options`` are those of ``words.ask``."""
-        options = {"context": self.context, **options}
-        drawn = words.ask(self.name, self.tokenizer, count, examples, generator, **options)
-        return words.Asked(drawn.prompts.to(self.device), drawn.whole.to(self.device))
+    def _draw(
+        self,
+        count: int,
+        generator: Generator,
+        shots: int = 1,
+        split: text.Split = "test",
+        shared: bool = False,
+    ) -> Prompts:
+        drawn = words.ask(
+            self.name, self.tokenizer, count, EXAMPLES * shots, generator,
+            split=split, context=self.context, shared=shared)  # fmt: skip
+        return drawn.prompts.to(self.device)
 
     def evaluation(self, count: int, shots: int = 1) -> Prompts:
         """Draw ``count`` prompts."""
-        return self.asked(count, EXAMPLES * shots, self.generator("evaluation", shots)).prompts
+        return self._draw(count, self.generator("evaluation", shots), shots)
 
     def varied(self, count: int) -> Prompts:
         """Draw ``count`` prompts with examples of their own, for saliency."""
-        return self.asked(count, EXAMPLES, self.generator("varied", 0)).prompts
+        return self._draw(count, self.generator("varied", 0))
 
     def fixed(
         self, draw: int, count: int, train_per_class: int = 0
     ) -> tuple[Prompts, Prompts | None]:
         """Draw ``count`` queries on one set of examples, and training words on the same, if any."""
-        both = []
-        more = train_per_class * (EXAMPLES + 1)
-        for number, split in (count, "test"), (more, "train"):
-            if number:  # the same state draws the same examples
-                generator = self.generator("fixed", draw)
-                drawn = self.asked(number, EXAMPLES, generator, split=split, shared=True)
-                both.append(drawn.prompts)
-        return both[0], both[1] if more else None
+        first, again = (self.generator("fixed", draw) for _ in range(2))  # draw the same examples
+        test, more = self._draw(count, first, shared=True), train_per_class * (EXAMPLES + 1)
+        return test, self._draw(more, again, split="train", shared=True) if more else None
 
     def shared(self, sets: int, queries: int) -> Prompts:
         """Draw prompts on several sets of examples, each asked several queries."""
-        draws = [self.generator("shared", draw) for draw in range(sets)]
-        parts = [self.asked(queries, EXAMPLES, draw, shared=True).prompts for draw in draws]
-        return join(parts)
+        draws = (self.generator("shared", draw) for draw in range(sets))
+        return join([self._draw(queries, draw, shared=True) for draw in draws])
 
 
 Source = Topics | Text | Words
 
 
-def suited(model: TransformerBridge, asked: str, usual: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the tasks to put to a model: those asked for (``"sst2,trec"``), or what suits it.
+def compatible_tasks(
+    model: TransformerBridge, wanted: str, usual: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return the tasks to put to a model: those wanted (``"sst2,trec"``), or what suits it.
 
     A model with the vocabulary of the made-up topics gets those, any other that would have got
     them our own sentences about films.
     """
-    if asked:
-        names = tuple(name.strip() for name in asked.split(","))
-        for name in names:
-            if name not in NAMES:
-                raise unknown("task", name, NAMES)
-        return names
+    if wanted:
+        return tuple(name.strip() for name in wanted.split(","))
     if usual == ("topics",) and model.cfg.d_vocab != topics.VOCAB:
         return ("sentiment",)
     return usual
@@ -178,21 +177,20 @@ def suited(model: TransformerBridge, asked: str, usual: tuple[str, ...]) -> tupl
 def open_source(
     task: str,
     model: TransformerBridge,
-    generator: Generators | None = None,
+    generator: Generators = generator,
     seed: int = 0,
     labels: str = "own",
 ) -> Source:
     """Open the source of one task's prompts for one model.
 
-    ``task`` is one of ``NAMES``. Topics and words need a generator for each purpose and draw
-    (``Session.generator``); texts are chosen by ``seed`` alone (0 for the paper's sets);
-    ``labels``: see ``text.with_labels``. For texts of your own see ``labelled``.
+    ``task`` is one of ``NAMES``. Topics and words take a generator for each purpose and draw, as
+    ``Session.generator``; texts are chosen by ``seed`` alone (0 for the paper's sets);
+    ``labels``: see ``text.with_labels``. For texts of your own see ``own_prompt``.
 
     Example:
-        >>> import torch
         >>> from iclutils import models
-        >>> from iclutils.tasks import generator, sources
-        >>> source = sources.open_source("topics", models.load("anchors-0"), generator)
+        >>> from iclutils.tasks import sources
+        >>> source = sources.open_source("topics", models.load("anchors-0"))
         >>> len(source.evaluation(5, 1))
         5
     """
@@ -204,8 +202,6 @@ def open_source(
         parts = text.load(task, "train"), text.load(task, "test")
         first = PAPER_SEED + PAPER_SEEDS * seed
         return Text(own, model_words(model), model.cfg.n_ctx, device, first, *parts)
-    if generator is None:
-        raise IclError("These prompts are drawn at random: give a generator, as book.generator.")
     if task in words.FUNCTIONS:
         return Words(task, model_words(model), model.cfg.n_ctx, device, generator)
     if model.cfg.d_vocab != topics.VOCAB:
@@ -216,14 +212,14 @@ def open_source(
     return Topics(generator, device)
 
 
-def spelled(model: TransformerBridge, tokens: Int[Tensor, "token"]) -> list[str]:
+def token_strings(model: TransformerBridge, tokens: Int[Tensor, "token"]) -> list[str]:
     """Spell a model's tokens in words; those of the made-up topics by their names."""
     if model.cfg.d_vocab == topics.VOCAB:
         return [topics.NAMES[token] for token in tokens.tolist()]
     return [model_words(model).decode([token]) for token in tokens.tolist()]  # type: ignore[misc]
 
 
-def labelled(
+def own_prompt(
     model: TransformerBridge,
     demonstrations: Sequence[tuple[str, str]],
     query: str,
@@ -239,8 +235,8 @@ def labelled(
         >>> from iclutils.chapters.label_anchors import saliency
         >>> from iclutils.tasks import sources
         >>> net = models.load("smollm2")
-        >>> shown = [("a great film", "good"), ("a waste of time", "bad")]
-        >>> prompts, labels = sources.labelled(net, shown, "I loved it", "good")
+        >>> examples = [("a great film", "good"), ("a waste of time", "bad")]
+        >>> prompts, labels = sources.own_prompt(net, examples, "I loved it", "good")
         >>> s_wp = saliency.measure(net, prompts).mean[0, :, 0]  # into label words, by layer
         >>> labels, s_wp.shape
         (['good', 'bad'], torch.Size([30]))
@@ -251,11 +247,11 @@ def labelled(
             "Give demonstrations with at least two labels, [(text, label), ...], and a query; got "
             f"{len(labels)} labels and the query {query!r}."
         )
-    if answer and answer.strip() not in labels:
-        raise IclError(f"The answer {answer!r} is no label that is shown: {', '.join(labels)}.")
+    if answer.strip() not in ("", *labels):
+        raise IclError(f"The answer {answer!r} is no label of an example: {', '.join(labels)}.")
     task = text.TextTask("your prompt", "Text:", "Label:", tuple(f" {label}" for label in labels))
-    shown = [(demo, labels.index(label.strip())) for demo, label in demonstrations]
-    gold = labels.index(answer.strip()) if answer else 0
+    examples = [(demo, labels.index(label.strip())) for demo, label in demonstrations]
+    gold = labels.index(answer.strip() or labels[0])
     reads, context = model_words(model), model.cfg.n_ctx
-    prompts = text.build(task, reads, [shown], [(query, gold)], context=context)
+    prompts = text.build(task, reads, [examples], [(query, gold)], context=context)
     return prompts.to(model.W_E.device), labels

@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,64 +103,50 @@ def passages(
     lines = [line.split("\t") for line in PASSAGES.read_text(encoding="utf-8").splitlines()]
     kinds, texts = map(list, zip(*lines, strict=True))
     ids = encode_text(tokenizer, texts)["input_ids"]
-    shortest = min(map(len, ids))
-    if not 1 <= length <= shortest:
-        raise IclError(f"The passages have {shortest} tokens and more; got length={length}.")
     return kinds, torch.tensor([[bos, *row[:length]] for row in ids])
 
 
 def with_labels(task: TextTask, labels: str) -> TextTask:
     """Return the task with its ``own`` label words, with them ``swapped`` (each class has the next
     one's) or with ``meaningless`` words."""
-    if labels not in LABELS:
+    own = task.label_words
+    kinds = {"own": own, "swapped": (*own[1:], own[0]), "meaningless": MEANINGLESS[: len(own)]}
+    if labels not in kinds:
         raise unknown("kind of labels", labels, LABELS)
-    own, count = task.label_words, len(task.label_words)
-    if labels == "meaningless" and count > len(MEANINGLESS):
-        raise IclError(f"There are {len(MEANINGLESS)} words without a meaning for {count} classes.")
-    kinds = {"own": own, "swapped": (*own[1:], own[0]), "meaningless": MEANINGLESS[:count]}
     return replace(task, label_words=kinds[labels])
 
 
 def _fetch(name: str, split: Split) -> Path:
-    """Download one split, or find it in the cache."""
+    """Download one split, or take it from the cache; refuse a set of which no copy is pinned."""
     data = TASKS[name]
-    local = (
-        f"put {name}.{split}.jsonl, one object a line with {data.text!r} and {data.label!r} "
-        f"(0 to {len(data.classes) - 1}: {', '.join(data.classes)}), in a folder and name it in "
-        "ICLUTILS_DATA"
-    )
-    if not data.repo:
-        raise IclError(f"{name!r} is not fetched from the hub, as no copy is pinned: {local}.")
-    file = getattr(data, split)
     try:
-        path = hf_hub_download(data.repo, file, repo_type="dataset", revision=data.revision)
+        path = hf_hub_download(
+            data.repo, getattr(data, split), repo_type="dataset", revision=data.revision
+        )
     except Exception as error:  # the hub client raises many unrelated types
         raise IclError(
-            f"Could not fetch {file} of {data.repo} ({type(error).__name__}). Connect to the "
-            f"network and run again, or {local}."
+            f"Could not fetch {name!r} from {data.repo or 'the hub: no copy is pinned'} "
+            f"({type(error).__name__}). Connect to the network, or put {name}.{split}.jsonl, one "
+            f"object a line with {data.text!r} and {data.label!r} (0 to {len(data.classes) - 1}: "
+            f"{', '.join(data.classes)}), in a folder and name it in ICLUTILS_DATA."
         ) from error
     return Path(path)
 
 
 def _rows(name: str, path: Path) -> list[Row]:
     """Read rows of a JSON-lines or parquet file; refuse those that are of another task."""
-    data = TASKS[name]
+    data, classes = TASKS[name], range(len(TASKS[name].classes))
     read = parquet.read_table if path.suffix == ".parquet" else pyarrow_json.read_json
     try:
         table = read(path)
         rows = list(zip(*(table[c].to_pylist() for c in (data.text, data.label)), strict=True))
+        if wrong := [row for row in rows if not isinstance(row[0], str) or row[1] not in classes]:
+            raise ValueError(f"got {wrong[0]}")
     except (pyarrow.ArrowException, OSError, ValueError, KeyError) as error:
-        columns = f"{data.text!r} and {data.label!r}"
         raise IclError(
-            f"{path} cannot be read; it needs the columns {columns} ({error})."
+            f"{path} needs the columns {data.text!r}, a text, and {data.label!r}, a class id in "
+            f"0..{len(classes) - 1}: {error}."
         ) from error
-    count = len(data.classes)
-    for i, (text, label) in enumerate(rows):
-        if not isinstance(text, str) or type(label) is not int or not 0 <= label < count:
-            raise IclError(
-                f"{path}, row {i}: {data.text!r} must be text, not {text!r}, and {data.label!r} a "
-                f"class id in 0..{count - 1}, not {label!r}."
-            )
     return rows
 
 
@@ -174,16 +161,17 @@ def demonstrations(
     Of the shuffled rows the first ``shots`` of each class are demonstrations, the ``more`` next
     ones training rows (released code, section 2.1 and app. G).
     """
-    _check_supply(rows, classes, shots + more)
     order = list(range(len(rows)))
     np.random.RandomState(seed).shuffle(order)
     taken = [0] * classes
-    shown, others = list[Row](), list[Row]()
+    examples, others = list[Row](), list[Row]()
     for row in (rows[i] for i in order):
         if taken[row[1]] < shots + more:
-            (shown if taken[row[1]] < shots else others).append(row)
+            (examples if taken[row[1]] < shots else others).append(row)
             taken[row[1]] += 1
-    return shown, others
+    if min(taken) < shots + more:
+        raise IclError(f"A class has {min(taken)} rows; {shots + more} are needed: take fewer.")
+    return examples, others
 
 
 def demonstrations_per_query(
@@ -191,7 +179,6 @@ def demonstrations_per_query(
 ) -> list[list[Row]]:
     """Choose another set of demonstrations for every query, as for saliency in the released code:
     each class gives ``shots`` rows, drawn with replacement, in one order of the labels for all."""
-    _check_supply(rows, classes, 1)
     labels = np.array([label for _, label in rows])
     of_class = [np.flatnonzero(labels == c) for c in range(classes)]
     order = np.random.default_rng(seed).permutation(classes * shots)
@@ -203,16 +190,9 @@ def demonstrations_per_query(
     return sets
 
 
-def evaluation_rows(rows: Sequence[Row], seed: int, limit: int = 1000) -> list[Row]:
+def evaluation_rows(rows: Sequence[Row], seed: int, limit: int) -> list[Row]:
     """Return the first ``limit`` rows in the order of Hugging Face's ``Dataset.shuffle(seed)``."""
     return [rows[i] for i in np.random.default_rng(seed).permutation(len(rows))[:limit]]
-
-
-def _check_supply(rows: Sequence[Row], classes: int, needed: int) -> None:
-    for c in range(classes):
-        count = sum(label == c for _, label in rows)
-        if count < needed:
-            raise IclError(f"Class {c} has {count} rows and {needed} are needed: take fewer.")
 
 
 # Prompts
@@ -254,7 +234,7 @@ def _owners(pieces: Sequence[str], offsets: Sequence[tuple[int, int]]) -> Int[np
 
 
 def first_tokens(
-    words: Sequence[str], tokenizer: PreTrainedTokenizerBase, before: str = ":"
+    words: Sequence[str], tokenizer: PreTrainedTokenizerBase, before: str
 ) -> list[int]:
     """Return the id of the first sub-token of each word, with the space before, as it stands after
     ``before``; a word that the vocabulary lacks, or of which that is a space, raises."""
@@ -272,22 +252,10 @@ def first_tokens(
     return [ids[0] for _, ids in split]
 
 
-def label_tokens(task: TextTask, tokenizer: PreTrainedTokenizerBase) -> Int[Tensor, "cls"]:
-    """Return the id of the first sub-token of each label word (section 2.1, footnote 2)."""
-    first = first_tokens(task.label_words, tokenizer, task.answer_cue)
-    for i, word in enumerate(task.label_words):
-        if first.index(first[i]) < i:
-            other = task.label_words[first.index(first[i])]
-            raise IclError(
-                f"The label words {other!r} and {word!r} begin with the same sub-token: use others."
-            )
-    return torch.tensor(first)
-
-
 def build(
     task: TextTask,
     tokenizer: PreTrainedTokenizerBase,
-    shown: Sequence[Sequence[Row]],
+    examples: Sequence[Sequence[Row]],
     queries: Sequence[Row],
     *,
     context: int,
@@ -299,23 +267,17 @@ def build(
     last character comes from, so that a space goes with the word after it. Nothing is cut off at
     ``context`` tokens, unlike in most experiments of the released code, which so lose the query.
     """
-    if len(shown) != len(queries) or not queries or len({len(rows) for rows in shown}) > 1:
-        raise IclError(
-            "Give one list of demonstrations per query, equally long, and a query at least; got "
-            f"{len(shown)} lists for {len(queries)} queries."
-        )
-    words = label_tokens(task, tokenizer)
-    for n, (demos, query) in enumerate(zip(shown, queries, strict=True)):
-        for text, label in (*demos, query):
-            if not text.strip() or not 0 <= label < len(words):
-                raise IclError(
-                    f"Prompt {n} has a row {text!r} of class {label}: texts must not be blank, "
-                    f"and the classes of {task.title} are 0..{len(words) - 1}."
-                )
+    words = torch.tensor(first_tokens(task.label_words, tokenizer, task.answer_cue))
+    for text, label in chain(*examples, queries):
+        if not text.strip() or not 0 <= label < len(words):
+            raise IclError(
+                f"The row {text!r} of class {label} cannot be shown: texts must not be blank, and "
+                f"the classes of {task.title} are 0..{len(words) - 1}."
+            )
     return encode(
         tokenizer,
-        [_pieces(task, d, text) for d, (text, _) in zip(shown, queries, strict=True)],
-        [[label for _, label in demos] for demos in shown],
+        [_pieces(task, d, text) for d, (text, _) in zip(examples, queries, strict=True)],
+        [[label for _, label in demos] for demos in examples],
         [label for _, label in queries],
         words.expand(len(queries), -1),
         context=context,
@@ -342,36 +304,36 @@ def encode(
     read = _with_offsets(tokenizer, [[piece for piece, _ in p] for p in parts])
     start = start_tokens(tokenizer)
     ids = [start + row for row, _ in read]
-    kept = [n for n in range(len(ids)) if len(ids[n]) <= context]
-    if len(kept) < len(ids) and (over_long == "error" or not kept):
+    fitting = [n for n in range(len(ids)) if len(ids[n]) <= context]
+    if len(fitting) < len(ids) and (over_long == "error" or not fitting):
         raise IclError(
-            f"{len(ids) - len(kept)} of {len(ids)} prompts are longer than the {context} tokens "
+            f"{len(ids) - len(fitting)} of {len(ids)} prompts are longer than the {context} tokens "
             f"that the model reads: with {len(demo_class[0])} demonstrations the longest has "
             f"{max(map(len, ids))}. Show fewer demonstrations, use a model with a longer context, "
             'or leave those queries out with over_long="drop".'
         )
-    places = [_places(parts[n], read[n][1], len(start)) for n in kept]
-    longest = max(len(ids[n]) for n in kept)
-    shape = len(kept), len(demo_class[0])
+    places = [_places(parts[n], read[n][1], len(start)) for n in fitting]
+    longest = max(len(ids[n]) for n in fitting)
+    shape = len(fitting), len(demo_class[0])
     label_pos = torch.tensor([at for _, at in places], dtype=torch.long).view(shape)
     prompts = Prompts(  # padded with token 0: a tokenizer's pad token may be none of the model's
-        tokens=torch.tensor([ids[n] + [0] * (longest - len(ids[n])) for n in kept]),
+        tokens=torch.tensor([ids[n] + [0] * (longest - len(ids[n])) for n in fitting]),
         roles=torch.tensor([roles + [Role.PAD] * (longest - len(roles)) for roles, _ in places]),
         target=torch.tensor([len(roles) - 1 for roles, _ in places]),
         label_pos=label_pos,
         cue_pos=label_pos - 1,
-        demo_class=torch.tensor([demo_class[n] for n in kept], dtype=torch.long).view(shape),
-        gold=torch.tensor([gold[n] for n in kept]),
-        label_words=label_words[kept],
+        demo_class=torch.tensor([demo_class[n] for n in fitting], dtype=torch.long).view(shape),
+        gold=torch.tensor([gold[n] for n in fitting]),
+        label_words=label_words[fitting],
     )
     prompts.check(unseen)
     return prompts
 
 
-def _pieces(task: TextTask, shown: Sequence[Row], query: str) -> list[Piece]:
+def _pieces(task: TextTask, examples: Sequence[Row], query: str) -> list[Piece]:
     """Cut the prompt where roles change: joined, the pieces are the prompt."""
     roles, words = (Role.FORMAT, Role.TEXT, Role.FORMAT, Role.LABEL, Role.FORMAT), task.label_words
-    lines = ((task.cue, f" {text}", f"\n{task.answer_cue}", words[c], "\n") for text, c in shown)
+    lines = ((task.cue, f" {text}", f"\n{task.answer_cue}", words[c], "\n") for text, c in examples)
     pieces = [piece for line in lines for piece in zip(line, roles, strict=True)]
     return [*pieces, (f"{task.cue} {query}\n{task.answer_cue}", Role.QUERY)]
 

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from ..errors import IclError
 from .prompts import Prompts, Role
 
 _LINES = (Path(__file__).parent / "data" / "topics.tsv").read_text(encoding="utf-8").splitlines()
@@ -47,8 +46,8 @@ class Texts:
     sibling: float = 0.15
     same: float = 0.0
 
-    def eased(self, difficulty: float) -> Texts:
-        """The same, easier: difficulty 0 is one fixed word per topic, 1 is the full task."""
+    def with_difficulty(self, difficulty: float) -> Texts:
+        """Return the same, easier: at 0 one fixed word per topic, at 1 the full task."""
         return replace(
             self,
             shortest=max(1, round(self.shortest * difficulty)),
@@ -75,12 +74,6 @@ def sample(
 ) -> Prompts:
     """Draw prompts of ``shots`` demonstrations per class, in random order, and a query; ``shared``
     gives all prompts the same demonstrations. Sequences to train on: ``stream``."""
-    labels = len(LABELS.split())
-    if min(count, shots) < 1 or not 2 <= classes <= min(len(TOPICS), labels):
-        raise IclError(
-            f"Need count and shots of at least 1 and 2 to {labels} classes; "
-            f"got count={count}, shots={shots}, classes={classes}."
-        )
     sets = 1 if shared else count
     topics = _choose(sets, len(TOPICS), classes, generator)
     words = FIRST_LABEL + _choose(sets, classes, classes, generator)
@@ -89,10 +82,8 @@ def sample(
     demos, sizes, topics, words, order = (part.expand(count, *part.shape[1:]) for part in parts)
     gold = torch.randint(0, classes, (count, 1), generator=generator)
     query, size = _draw(topics, gold, texts, generator)
-    shown = torch.cat([order, gold], 1)
-    tokens, cue = assemble(
-        torch.cat([demos, query], 1), torch.cat([sizes, size], 1), words.gather(1, shown)
-    )
+    labels = words.gather(1, torch.cat([order, gold], 1))
+    tokens, cue = assemble(torch.cat([demos, query], 1), torch.cat([sizes, size], 1), labels)
     target, label_pos = cue[:, -1], cue[:, :-1] + 1
     tokens = tokens[:, : int(target.max()) + 1].clone()
     place = torch.arange(tokens.shape[1])
@@ -108,21 +99,20 @@ def sample(
 def stream(
     count: int, examples: int, generator: Generator, *, texts: Texts = FULL, cues: bool = True
 ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch example"]]:
-    """Draw training sequences of examples of four classes; return the positions before labels, too.
+    """Draw training sequences of more than four examples of four classes; return the positions
+    before labels, too.
 
     The first examples show every class once, in random order; the others are of any class.
     Without ``cues`` a label follows its text at once.
     """
     classes = 4
-    if examples <= classes:
-        raise IclError(f"Need more examples than classes, which are {classes}; got {examples}.")
     topics = _choose(count, len(TOPICS), classes, generator)
     words = FIRST_LABEL + _choose(count, classes, classes, generator)
     first = _choose(count, classes, classes, generator)
     rest = torch.randint(0, classes, (count, examples - classes), generator=generator)
-    shown = torch.cat([first, rest], 1)
-    drawn, sizes = _draw(topics, shown, texts, generator)
-    return assemble(drawn, sizes, words.gather(1, shown), cues)
+    order = torch.cat([first, rest], 1)
+    drawn, sizes = _draw(topics, order, texts, generator)
+    return assemble(drawn, sizes, words.gather(1, order), cues)
 
 
 def assemble(
@@ -163,11 +153,11 @@ def ideal(prompts: Prompts) -> Float[Tensor, "batch cls"]:
     """
     demo, query = _counts(prompts)
     log_p = word_probabilities(FULL).log()
-    shown = demo[..., :FIRST_LABEL] @ log_p.T  # (batch, class, topic)
-    asked = query[:, :FIRST_LABEL] @ log_p.T  # (batch, topic)
+    of_demos = demo[..., :FIRST_LABEL] @ log_p.T  # (batch, class, topic)
+    of_query = query[:, :FIRST_LABEL] @ log_p.T  # (batch, topic)
     assign = torch.tensor(list(permutations(range(len(TOPICS)), prompts.classes)))
-    prior = sum(shown[:, c][:, assign[:, c]] for c in range(prompts.classes))
-    joint = [torch.logsumexp(prior + asked[:, assign[:, c]], 1) for c in range(prompts.classes)]
+    prior = sum(of_demos[:, c][:, assign[:, c]] for c in range(prompts.classes))
+    joint = [torch.logsumexp(prior + of_query[:, assign[:, c]], 1) for c in range(prompts.classes)]
     return torch.stack(joint, 1).softmax(-1)
 
 
@@ -225,5 +215,5 @@ def _counts(prompts: Prompts) -> tuple[Tensor, Tensor]:
     demo = demo.clamp_max(prompts.demo_class.shape[1] - 1)
     text = (prompts.roles == Role.TEXT)[..., None] * one_hot
     cls = torch.nn.functional.one_hot(prompts.demo_class.gather(1, demo), prompts.classes).float()
-    asked = (prompts.roles == Role.QUERY) & (place < prompts.target[:, None])
-    return torch.einsum("bpc,bpv->bcv", cls, text), (asked[..., None] * one_hot).sum(1)
+    query = (prompts.roles == Role.QUERY) & (place < prompts.target[:, None])
+    return torch.einsum("bpc,bpv->bcv", cls, text), (query[..., None] * one_hot).sum(1)

@@ -57,7 +57,7 @@ FUNCTIONS = {  # table and column, or rule
 HELD_OUT = 3  # every third row
 
 
-class Asked(NamedTuple):
+class WordPrompts(NamedTuple):
     """Prompts of a function, and their whole answers, of which they know the first token.
 
     A prompt's classes are the answers of its examples, in their order, and one more, if there is
@@ -95,7 +95,7 @@ def half(rows: Sequence[Kind], split: Split | None) -> list[Kind]:
     return [x for i, x in enumerate(rows) if (i % HELD_OUT == HELD_OUT - 1) == (split == "test")]
 
 
-def kept(pairs: Sequence[Pair]) -> float:
+def share_in_query(pairs: Sequence[Pair]) -> float:
     """Return the share of answers that the query holds: they begin with its first three letters,
     or stand in it."""
     lower = [(word.lower(), answer.lower()) for word, answer in pairs]
@@ -125,7 +125,7 @@ def ask(
     context: int = 1024,
     shared: bool = False,
     shuffled: bool = False,
-) -> Asked:
+) -> WordPrompts:
     """Draw ``count`` prompts of a function: ``examples`` training pairs, and a word of ``split``.
 
     Examples' answers begin with different tokens, or repeat about equally often where there are
@@ -133,22 +133,16 @@ def ask(
     ``shuffled``: the examples' answers are dealt out anew, the same words and no function. Too few
     pairs or too long a prompt raise. For two functions side by side see ``rivals``.
     """
-    if count < 1 or examples < 0 or (shuffled and examples < 2):
-        raise IclError(
-            f"Need a prompt and no example at least (two, to shuffle); got count={count}, "
-            f"examples={examples}."
-        )
-    pool, asked = load(name, "train"), load(name, split)
-    answers = list(dict.fromkeys(answer for _, answer in (*pool, *asked)))
+    pool, rest = load(name, "train"), load(name, split)
+    answers = list(dict.fromkeys(answer for _, answer in (*pool, *rest)))
     first = dict(zip(answers, first_tokens(_spaced(answers), tokenizer, " ->"), strict=True))
 
     def fits(query: Pair, example: Pair) -> bool:
-        same = example[1] == query[1]
-        unclear = first[example[1]] == first[query[1]] and not same
+        unclear = first[example[1]] == first[query[1]] and example[1] != query[1]
         return not (unclear or example[0] in query or example[1] == query[0])
 
-    def chosen(fitting: Callable[[Pair], bool]) -> list[Pair]:
-        """Examples in random order: one of each answer, then another of each, until enough."""
+    def draw(fitting: Callable[[Pair], bool]) -> list[Pair]:
+        """Draw examples in random order: one of each answer, then another of each, until enough."""
         order = torch.randperm(len(pool), generator=generator).tolist()
         by_token = defaultdict[int, list[Pair]](list)
         for pair in filter(fitting, (pool[i] for i in order)):
@@ -161,26 +155,25 @@ def ask(
         taken = {*rounds[:examples]}
         return [pool[i] for i in order if pool[i] in taken]
 
-    shown, queries = [], []
-    common = chosen(lambda pair: True) if shared else []
-    asked = [query for query in asked if all(fits(query, pair) for pair in common)]
-    if not asked:
+    common = draw(lambda pair: True) if shared else []
+    rest = [query for query in rest if all(fits(query, pair) for pair in common)]
+    if not rest:
         raise IclError(f"No word of {name!r} can be asked after these examples: show fewer.")
-    for query in islice(_forever(asked, generator), count):
+    queries, demos = [], []
+    for query in islice(_forever(rest, generator), count):
         queries.append(query)
-        shown.append(common if shared else chosen(partial(fits, query)))
+        demos.append(common if shared else draw(partial(fits, query)))
     classes = min(examples + 1, len(set(first.values())))
-    labels, gold = [], []
-    for n, (demos, (_, answer)) in enumerate(zip(shown, queries, strict=True)):
+    labels = []
+    for n, (_, answer) in enumerate(queries):
         if shuffled:
             others = _derangement(examples, generator)
-            shown[n] = demos = [(demos[i][0], demos[j][1]) for i, j in enumerate(others)]
+            demos[n] = [(demos[n][i][0], demos[n][j][1]) for i, j in enumerate(others)]
         row: dict[int, str] = {}
-        for one in (*(one for _, one in demos), answer, *answers):
+        for one in (*(one for _, one in demos[n]), answer, *answers):
             row.setdefault(first[one], one)
         labels.append(list(row.values())[:classes])
-        gold.append(labels[-1].index(answer))
-    return _write(tokenizer, shown, queries, labels, gold, first, context)
+    return _write(tokenizer, demos, queries, labels, first, context)
 
 
 def of_both(name: str, other: str, split: Split) -> list[Row]:
@@ -190,8 +183,8 @@ def of_both(name: str, other: str, split: Split) -> list[Row]:
 
 
 def rivals(
-    shown: Sequence[Row],
-    asked: Sequence[Row],
+    train: Sequence[Row],
+    test: Sequence[Row],
     tokenizer: PreTrainedTokenizerBase,
     count: int,
     examples: int,
@@ -200,8 +193,9 @@ def rivals(
 ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"], Int[Tensor, "batch 2"]]:
     """Draw prompts of a function, the same with its rival's answers, and both answers.
 
-    Rows are a word and both answers, each a single token (of three words, three); others are left
-    out, and too few raise. ``blank`` stands before each word. No word comes twice in a prompt.
+    Examples are rows of ``train``, queries of ``test``: a word and both answers, each a single
+    token (of three words, three); others are left out, and too few raise. ``blank`` stands before
+    each word. No word comes twice in a prompt.
     """
 
     def in_place(*pieces: str) -> list[list[int]]:
@@ -215,13 +209,13 @@ def rivals(
         return row[1] != row[2] and lengths == [2 * row[0].count(", ") + 1, 1, 1]
 
     start = start_tokens(tokenizer)
-    pool, asked = ([*filter(single, rows)] for rows in (shown, asked))
+    pool, queries = ([*filter(single, rows)] for rows in (train, test))
     sides: tuple[list[list[int]], list[list[int]]] = [], []
     answers = []
-    for query in islice(_forever(asked, generator), count if asked else 0):
+    for query in islice(_forever(queries, generator), count if queries else 0):
         rows = [query]
         for i in torch.randperm(len(pool), generator=generator).tolist():
-            if len(rows) <= examples and not _said(pool[i]) & _said(*rows):
+            if len(rows) <= examples and not _words(pool[i]) & _words(*rows):
                 rows.append(pool[i])
         if len(rows) <= examples:
             break
@@ -232,13 +226,13 @@ def rivals(
         answers.append(first_tokens(_spaced(query[1:]), tokenizer, " ->"))
     if len(answers) < count:
         raise IclError(
-            f"Too few words are single tokens of this model: {len(pool)} to show, {len(asked)} to "
-            "ask. Show fewer examples, or ask about another function."
+            f"Too few words are single tokens of this model: {len(pool)} to show, {len(queries)} "
+            "to ask. Show fewer examples, or ask about another function."
         )
     return torch.tensor(sides[0]), torch.tensor(sides[1]), torch.tensor(answers)
 
 
-def _said(*rows: Row) -> set[str]:
+def _words(*rows: Row) -> set[str]:
     """Return the words of rows; a row may begin with three."""
     return {word for row in rows for part in row for word in part.split(", ")}
 
@@ -264,33 +258,31 @@ def _forever(pairs: Sequence[Kind], generator: Generator) -> Iterator[Kind]:
 
 def _write(
     tokenizer: PreTrainedTokenizerBase,
-    shown: Sequence[Sequence[Pair]],
+    examples: Sequence[Sequence[Pair]],
     queries: Sequence[Pair],
     labels: Sequence[Sequence[str]],
-    gold: Sequence[int],
     first: dict[str, int],
     context: int,
-) -> Asked:
-    """Write the prompts; in ``labels`` the classes that no example shows come last."""
-    rows = list(zip(shown, labels, strict=True))
-    parts = [_pieces(demos, word) for demos, (word, _) in zip(shown, queries, strict=True)]
+) -> WordPrompts:
+    """Write the prompts; in ``labels`` the classes that no example has come last."""
+    rows = list(zip(examples, queries, labels, strict=True))
     prompts = encode(
         tokenizer,
-        parts,
-        [[row.index(answer) for _, answer in demos] for demos, row in rows],
-        gold,
+        [_pieces(demos, word) for demos, (word, _), _ in rows],
+        [[row.index(answer) for _, answer in demos] for demos, _, row in rows],
+        [row.index(answer) for _, (_, answer), row in rows],
         torch.tensor([[first[answer] for answer in row] for row in labels]),
         context=context,
-        unseen=max(len(row) - len({answer for _, answer in demos}) for demos, row in rows),
+        unseen=max(len(row) - len({answer for _, answer in demos}) for demos, _, row in rows),
     )
     lines = [(f"{word} ->", f" {answer}\n") for word, answer in queries]
     whole = [ids for _, ids in pieces_in_place(tokenizer, lines)]
     longest = max(map(len, whole))
-    return Asked(prompts, torch.tensor([ids + [-1] * (longest - len(ids)) for ids in whole]))
+    return WordPrompts(prompts, torch.tensor([ids + [-1] * (longest - len(ids)) for ids in whole]))
 
 
-def _pieces(shown: Sequence[Pair], query: str) -> list[Piece]:
+def _pieces(examples: Sequence[Pair], query: str) -> list[Piece]:
     roles = (Role.TEXT, Role.FORMAT, Role.LABEL, Role.FORMAT)
-    lines = ((word, " ->", f" {answer}", "\n") for word, answer in shown)
+    lines = ((word, " ->", f" {answer}", "\n") for word, answer in examples)
     pieces = [piece for line in lines for piece in zip(line, roles, strict=True)]
     return [*pieces, (f"{query} ->", Role.QUERY)]

@@ -378,7 +378,7 @@ TRUTHS = {
     "hw05.part_and_change": examples_left_out,
     "hw05.features": lambda z, omega: features.positive_random(z, torch.cat([omega, -omega])).exp(),
     "hw05.with_negatives": lambda query, keys, values, *given: features.attention(
-        query[None], keys, dual.contrasted(values, *given)
+        query[None], keys, dual.contrast(values, *given)
     )[0],
     "hw06.more_influence": influences,
     "hw06.cka": lambda x, y: stability.cka(root(x)[None], root(y)[None]).item(),

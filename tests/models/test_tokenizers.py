@@ -53,7 +53,7 @@ def test_the_first_token_is_the_tokenizer_s(tmp_path):
 def test_prompts_begin_with_bos_where_the_tokenizer_gives_it(tmp_path):
     model = models.load(save_reader(tmp_path, byte_level()))
     reader = models.words(model)
-    asked, _ = sources.labelled(model, SHOWN, "I loved it")
+    asked, _ = sources.own_prompt(model, SHOWN, "I loved it")
     whole = "Text: a great film\nLabel: good\nText: a waste of time\nLabel: bad\nText: I loved it"
     assert asked.tokens[0].tolist() == reader(f"{whole}\nLabel:")["input_ids"]
     assert asked.roles[0, 0] == Role.FORMAT
@@ -71,7 +71,7 @@ def test_text_is_text_whatever_stands_in_it(tmp_path):
     model = models.load(save_reader(tmp_path, byte_level()))
     end = model.tokenizer.eos_token_id
     shown = [("a great </s> film", "good"), SHOWN[1]]
-    asked, _ = sources.labelled(model, shown, "I </s> loved it")
+    asked, _ = sources.own_prompt(model, shown, "I </s> loved it")
     assert end not in asked.tokens
     assert "</s>" in model.tokenizer.decode(asked.tokens[0])
     assert end not in text_twice(model, "a </s> film").tokens

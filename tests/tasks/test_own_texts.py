@@ -40,6 +40,6 @@ def test_prompts_come_back_from_their_tokens(name, labels, tokenizer):
     for n in range(3):
         lines = (f"{task.cue} {t}\n{task.answer_cue}{task.label_words[c]}\n" for t, c in shown)
         demos = "".join(lines)
-        tokens = prompts.tokens[n][prompts.kept[n]].tolist()
+        tokens = prompts.tokens[n][prompts.real[n]].tolist()
         assert tokenizer.decode(tokens) == f"{demos}{task.cue} {test[n][0]}\n{task.answer_cue}"
     assert ((prompts.roles == Role.LABEL).sum(1) == len(shown)).all(), "labels are single tokens"

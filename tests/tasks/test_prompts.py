@@ -1,23 +1,30 @@
 """The common shape of classification prompts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
-from random_prompts import BOS, CUE, prompts_strategy, random_prompts
+from random_prompts import prompts_strategy, random_prompts
 
 from iclutils.errors import IclError
-from iclutils.tasks.prompts import Role, class_logits, correct, join
+from iclutils.tasks.prompts import class_logits, correct, join
 
 
-@given(prompts_strategy())
-def test_positions_hold_what_they_say(prompts):
+@pytest.mark.parametrize(
+    ("field", "spoil"),
+    [
+        ("label_words", lambda x: x[:, :1].expand_as(x)),
+        ("demo_class", torch.zeros_like),
+        ("label_pos", lambda x: x - 1),
+        ("target", lambda x: x - 1),
+    ],
+)
+def test_parts_that_contradict_each_other_are_refused(field, spoil):
+    prompts = random_prompts()
     prompts.check()
-    rows = torch.arange(len(prompts))
-    assert (prompts.tokens[rows, prompts.target] == CUE).all()
-    assert (prompts.tokens.gather(1, prompts.cue_pos) == CUE).all()
-    assert (prompts.roles.gather(1, prompts.label_pos) == Role.LABEL).all()
-    assert (prompts.tokens[:, 0] == BOS).all()
-    assert (prompts.kept.sum(-1) == prompts.target + 1).all()
+    with pytest.raises(IclError):
+        replace(prompts, **{field: spoil(getattr(prompts, field))}).check()
 
 
 def test_a_slice_loses_the_padding_that_all_have():
@@ -71,7 +78,7 @@ def test_joined_prompts_are_the_same_prompts():
     assert len(whole) == 4
     for part, rows in zip(parts, (slice(0, 2), slice(2, 4)), strict=True):
         again = whole[rows]
-        kept = part.kept[:, : again.tokens.shape[1]]
+        kept = part.real[:, : again.tokens.shape[1]]
         assert torch.equal(again.roles, part.roles[:, : kept.shape[1]])
         assert torch.equal(again.tokens[kept], part.tokens[:, : kept.shape[1]][kept])
         assert torch.equal(again.target, part.target)

@@ -10,7 +10,7 @@ from tiny import real_tokenizer, save_gpt2, whole_words
 import iclutils
 from iclutils import models
 from iclutils.tasks import text, words
-from iclutils.tasks.sources import open_source, suited
+from iclutils.tasks.sources import compatible_tasks, open_source
 
 TRAIN, TEST, LONG = 60, 30, 7  # rows; test row LONG is longer than the context
 LABELS = {
@@ -143,7 +143,7 @@ def reader(tmp_path_factory):
 
 
 def lines(prompts, reader):
-    whole = zip(prompts.tokens, prompts.kept, strict=True)
+    whole = zip(prompts.tokens, prompts.real, strict=True)
     return [reader.tokenizer.decode(row[kept].tolist()).split("\n") for row, kept in whole]
 
 
@@ -170,7 +170,7 @@ def test_words_shown_are_training_words_and_those_asked_held_out(reader):
 
 
 def test_other_labels(reader):
-    assert suited(reader, "tenses, gerund", ("topics",)) == ("tenses", "gerund")
+    assert compatible_tasks(reader, "tenses, gerund", ("topics",)) == ("tenses", "gerund")
     classes = dict(text.load("tenses", "train") + text.load("tenses", "test"))
     prompts = open_source("tenses", reader, labels="swapped").varied(20)
     for row, gold in zip(lines(prompts, reader), prompts.gold.tolist(), strict=True):

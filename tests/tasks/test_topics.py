@@ -34,7 +34,8 @@ def test_prompts_are_what_they_say(seed, count, shots, classes, shared):
 
 
 @pytest.mark.parametrize(
-    "texts", [topics.FULL, topics.HARD, topics.FULL.eased(0.3), topics.FULL.eased(0.0)]
+    "texts",
+    [topics.FULL, topics.HARD, topics.FULL.with_difficulty(0.3), topics.FULL.with_difficulty(0.0)],
 )
 def test_words_come_as_often_as_their_stated_probability(texts):
     p = topics.word_probabilities(texts)

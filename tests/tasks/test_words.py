@@ -8,7 +8,7 @@ from random_layers import seeded
 from tiny import real_tokenizer
 
 from iclutils import models
-from iclutils.interp.readout import target_logits, with_answers, writes
+from iclutils.interp.readout import with_answers, writes
 from iclutils.tasks import words
 from iclutils.tasks.prompts import Role
 
@@ -35,7 +35,7 @@ def check(asked, tokenizer, functions, true):
     known = dict(functions)
     count = prompts.label_pos.shape[1]
     for n in range(len(prompts)):
-        tokens = prompts.tokens[n][prompts.kept[n]].tolist()
+        tokens = prompts.tokens[n][prompts.real[n]].tolist()
         *lines, last = tokenizer.decode(tokens).split("\n")
         assert len(lines) == count
         pairs = [tuple(line.split(" -> ")) for line in lines]
@@ -83,7 +83,7 @@ def test_prompts_come_back_from_their_tokens(tokenizer, name, examples, seed, sp
         ends = prompts.label_pos[0, -1] + 1
         assert (prompts.tokens[:, :ends] == prompts.tokens[:1, :ends]).all()
     held = {word for word, _ in words.load(name, split)}
-    for row, kept in zip(prompts.tokens, prompts.kept, strict=True):
+    for row, kept in zip(prompts.tokens, prompts.real, strict=True):
         assert tokenizer.decode(row[kept].tolist()).split("\n")[-1][:-3] in held
     assert torch.equal(again.prompts.tokens, prompts.tokens)
 
@@ -93,7 +93,7 @@ def test_shuffled_answers_are_the_same_words(tokenizer):
     false = words.ask("past", tokenizer, 6, 4, seeded(1), shuffled=True)
     assert torch.equal(true.tokens.sort(1).values, false.prompts.tokens.sort(1).values)
     known = dict(words.load("past"))
-    for row, kept in zip(false.prompts.tokens, false.prompts.kept, strict=True):
+    for row, kept in zip(false.prompts.tokens, false.prompts.real, strict=True):
         *lines, _ = tokenizer.decode(row[kept].tolist()).split("\n")
         assert not any(known[line.split(" -> ")[0]] == line.split(" -> ")[1] for line in lines)
     check(false, tokenizer, words.load("past"), true=False)
@@ -108,29 +108,23 @@ def test_whole_answers_are_what_greedy_decoding_writes(gpt2):
     """Against one token at a time, on a small random network."""
     from random_prompts import VOCAB, random_prompts
 
-    prompts = random_prompts(count=12, shots=2)
-    rows, written = torch.arange(12), prompts.tokens.clone()
-    written = torch.nn.functional.pad(written, (0, 3))
+    prompts, rows = random_prompts(count=12, shots=2), torch.arange(12)
+    written = torch.nn.functional.pad(prompts.tokens, (0, 3))
     answer = torch.full((12, 3), -1)
     for k in range(3):
-        with torch.no_grad():
-            scores = gpt2(written)[rows, prompts.target + k]
-        answer[:, k] = scores.argmax(-1)
-        written[rows, prompts.target + k + 1] = answer[:, k]
-    assert torch.equal(answer[:, 0], target_logits(gpt2, prompts).argmax(-1))
+        scores = models.logits(gpt2, written)[rows, prompts.target + k]
+        answer[:, k] = written[rows, prompts.target + k + 1] = scores.argmax(-1)
 
     def right(whole):
         tokens, at = with_answers(prompts, whole)
         return writes(models.logits(gpt2, tokens)[rows[:, None], at], whole).tolist()
 
     assert all(right(answer))
-    answer[6:, 2] = -1
+    answer[6:, 2] = -1  # shorter answers
     assert all(right(answer))
-    changed = answer.clone()
-    changed[:3, 1] = (changed[:3, 1] + 1) % VOCAB
-    changed[6:8, 0] = (changed[6:8, 0] + 1) % VOCAB
-    expected = [n not in (0, 1, 2, 6, 7) for n in range(12)]
-    assert right(changed) == expected
+    answer[:3, 1] = (answer[:3, 1] + 1) % VOCAB
+    answer[6:8, 0] = (answer[6:8, 0] + 1) % VOCAB
+    assert right(answer) == [n not in (0, 1, 2, 6, 7) for n in range(12)]
 
 
 def test_answers_repeat_where_there_are_too_few(monkeypatch):

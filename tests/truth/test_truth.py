@@ -144,7 +144,7 @@ def chapter_01(net, given):
         "loss of the first copy": -log_p[:, : batch.length].mean(1),
         "loss without four heads": without["loss"],
         "loss of all entries without four heads": (
-            induction.losses_without(net, batch.tokens, [[cut]])[0].mean(1)
+            induction.losses_without(net, batch.tokens, [[cut]], "mean")[0].mean(1)
         ),
         "matching without 16.0": cuts.without_previous,
         "matching without the path from 16.0": cuts.without_path,
@@ -172,25 +172,25 @@ def chapter_02(net, given):
         (slope,) = torch.autograd.grad(step.losses(zero).mean(), zero)
     queries, keys, _ = confusion.queries_and_keys(net, asked)
     near = confusion.key_distances(queries, keys, 1)
-    cut = dict.fromkeys(range(5), isolation.cut_edges(asked, asked.label_pos))
+    cut = dict.fromkeys(range(5), isolation.cut_edges(asked))
     zeroed = hooks.cut_attention(net, cut, renormalise=False)
+    rules = [compression.hidden_anchor, compression.label_only]
+    anchors, labels = compression.compress(net, asked, rules)
     some = [0, 14, 21]
     return {
         "logits of the labels": found.class_logits,
         "logits less the mean of the set": (
-            answers.centred(answers.answers_by_set(net, asked), asked).class_logits
+            answers.centre(answers.answers_by_set(net, asked), asked).class_logits
         ),
         "saliency per edge in layers 0, 14, 21": flow.mean[0, some] * 1000,
         "shares in layers 0, 14, 21": flow.relative[some],
-        "label words isolated in 5 layers": (isolation.isolated(net, asked, range(5)).class_logits),
+        "label words isolated in 5 layers": isolation.isolate(net, asked, range(5)).class_logits,
         "attention to earlier tokens zeroed in 5 layers": (
             answers.answers(net, asked, zeroed).class_logits
         ),
         "attention to the labels in layer 18": read[:, 18],
-        "from formatting and labels": (
-            compression.compress(net, asked, compression.hidden_anchor).class_logits
-        ),
-        "from labels alone": compression.compress(net, asked, compression.label_only).class_logits,
+        "from formatting and labels": anchors.class_logits,
+        "from labels alone": labels.class_logits,
         "without the texts": answers.answers(net, compression.text_anchor(asked)).class_logits,
         "re-weighted": step.answers(beta).class_logits,
         "slope of re-weighting in layers 14 and 21": slope.sum(1)[[14, 21]] * 1000,
@@ -205,7 +205,8 @@ def chapter_07(net, given):
     asked = Question(task, given["example"], given["cues"], torch.zeros_like(given["shows"]))
     found, (layer, h) = marks.measure(net, asked, layer=20), (18, 6)
     vector = found.u[14]
-    steered = compare.steered(net, asked, [(14, vector), (14, torch.zeros_like(vector))]).margin
+    vectors = [(14, vector), (14, torch.zeros_like(vector))]
+    steered = compare.add_at_target(net, asked, vectors).margin
     sets = [four, [Node("mlp", 20)]]
     resampled = patching.ablate(net, task, sets)
     shorter = [asked.without([i]) for i in range(3)]
@@ -370,7 +371,7 @@ def chapter_04(_, given):
     kq, pv = alignment.off_pattern(linear)
     both = descent.descend(xs, ys, rates).predictions
     best = descent.best_step(2, 4, 1 / 12, 1 / 80)
-    assert torch.allclose(construction.stacked(xs, ys, rates), both)
+    assert torch.allclose(construction.stack_layers(xs, ys, rates), both)
     one = alignment.responses(linear, xs, ys)
     return {
         "answers of two layers": one.answers[0],

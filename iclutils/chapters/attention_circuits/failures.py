@@ -20,7 +20,7 @@ from scipy.stats import mannwhitneyu
 from sklearn.covariance import LedoitWolf
 from torch import Tensor
 
-from ...errors import IclError, unknown
+from ...errors import IclError
 from ...interp import graph
 from ...interp.clean_corrupt import CONSTANT, CleanCorrupt
 from ...interp.graph import Edge, Node, component_output, output_hook
@@ -62,9 +62,7 @@ class Fault:
 
 
 def plant(model: TransformerBridge, task: CleanCorrupt, fault: Fault) -> list[Hook]:
-    """Return hooks that plant a fault in runs of this task; refuse a kind that there is not."""
-    if fault.kind not in KINDS:
-        raise unknown("fault", fault.kind, KINDS)
+    """Return hooks that plant a fault in runs of this task."""
     if fault.kind == "cut":
         return carry_mean(model, task, fault.edges)
     check_editable(model)
@@ -221,14 +219,14 @@ def diagnose(
 
     def is_to_blame(node: Node) -> bool:
         sets = [node], local, [other for other in local if other != node]
-        alone, everything, others = restored(model, task, hooks, sets) / lost
+        alone, everything, others = score_gains(model, task, hooks, sets) / lost
         mean, error = max(mean_se(alone), mean_se(everything - others))
         return mean - 2 * error >= ENOUGH
 
     return Diagnosis(odd, [*filter(is_to_blame, local)])
 
 
-def restored(
+def score_gains(
     model: TransformerBridge, task: CleanCorrupt, hooks: Sequence[Hook], sets: Sequence[list[Node]]
 ) -> Float[Tensor, "set batch"]:
     """Return the nats that come back when each set of components writes as in the healthy run."""

@@ -64,8 +64,8 @@ def influence(
         for row, draw in zip(every_row.split(chunk), every_draw.split(chunk), strict=True):
             fed = tokens[row, start:last]
             fed[:, position - start] = drawn[draw, row, position]
-            kept = [tuple(s[row, :, :start] for s in part) for part in past]
-            after = _logits(model, fed, at[row], start, kept).log_softmax(-1)  # row, entry, vocab
+            prefix = [tuple(s[row, :, :start] for s in part) for part in past]
+            after = _logits(model, fed, at[row], start, prefix).log_softmax(-1)  # row, entry, vocab
             p = clean[row]
             kl[row, draw, :, position] = (p.exp() * (p - after)).sum(-1).clamp_min(0)
             signed[row, draw, :, position] = after.gather(-1, right[row])[..., 0] - before[row]

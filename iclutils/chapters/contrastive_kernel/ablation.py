@@ -15,13 +15,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ...errors import IclError
 from ...interp.at_query import AtQuery, Mask, read_heads, scores
 from ...interp.hooks import Head, Hook, check_head, set_activation
 from ...interp.statistics import mean_se
 from ...models import get_act_name
 from ...progress import bar
-from .heads import Ids, check_answers
+from .heads import Ids
 
 Weights = Float[Tensor, "*shape mem"]  # of attention: (batch, head, 1, mem) in heads at the query
 Demos = Bool[Tensor, "*#shape mem"]  # which tokens belong to examples
@@ -46,7 +45,7 @@ def regularised(weights: Weights, demos: Demos, alpha: float) -> Weights:
 
 def negative_samples(weights: Weights, demos: Demos, beta: float) -> Weights:
     """Return weights that take β times the mean of the other values off each, as
-    ``dual.contrasted``."""
+    ``dual.contrast``."""
     chosen = weights * demos
     others = (chosen.sum(-1, keepdim=True) - chosen) / (demos.sum(-1, keepdim=True) - 1).clamp(1)
     return weights - beta * others * demos
@@ -127,17 +126,15 @@ def predict(
     *,
     centred: bool = False,
 ) -> Predictions:
-    """Answer at the query, under hooks; with ``choices`` (batch, k), among these.
+    """Answer at the query, under hooks; with ``choices`` (batch, k), of which the answer is one,
+    among these.
 
     ``centred`` takes off the mean logit of every choice over the prompts, so that no label wins
     because the model likes its word.
     """
-    check_answers(query, answer, choices)
     if choices is None:
         choices = torch.arange(query.model.cfg.d_vocab, device=answer.device)[None]
     is_answer = choices == answer[:, None]
-    if not bool(is_answer.any(1).all()):
-        raise IclError("Every answer must be among its choices.")
     logits = query.again(hooks) if hooks else query.logits
     logits = logits.gather(1, choices.expand(len(answer), -1))  # (batch, choice)
     logits = logits - logits.mean(0) if centred else logits

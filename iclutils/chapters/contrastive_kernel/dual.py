@@ -74,7 +74,7 @@ def explicit_steps(
     chosen = demos & seen
     values = values.to(keys)
     total = ((keys @ query[..., None])[..., 0] * seen).sum(-1)
-    targets = contrasted(values, chosen, beta)
+    targets = contrast(values, chosen, beta)
 
     start = (values * (seen & ~chosen)[..., None]).mT @ keys / total[..., None, None]
     with torch.enable_grad():
@@ -86,7 +86,7 @@ def explicit_steps(
     return before, after
 
 
-def contrasted(values: Values, demos: Demos, beta: float) -> Float[Tensor, "*batch key value"]:
+def contrast(values: Values, demos: Demos, beta: float) -> Float[Tensor, "*batch key value"]:
     """Return v_i - β mean_{j∈D, j≠i} v_j for demonstrations i; the values of other keys stay."""
     chosen = demos[..., None].to(values)
     others = (values * chosen).sum(-2, keepdim=True) - values

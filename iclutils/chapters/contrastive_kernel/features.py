@@ -1,7 +1,7 @@
 """Features: softmax attention as a linear model in the space of a feature map.
 
 Softmax attention weighs a key k by exp(k·q / √d) = φ(k)·φ(q). Features of exp(a·b), for tokens
-``scaled`` by d^(-1/4): ``positive_random``; exact for one query and its keys: ``gram``.
+``rescale``d by d^(-1/4): ``positive_random``; exact for one query and its keys: ``gram``.
 Shapes: queries (*batch, query, channel), keys (*batch, key, channel), values (*batch, key, value);
 ``allowed`` (…, query, key) tells which keys a query may look at.
 """
@@ -23,7 +23,7 @@ Values = Float[Tensor, "*batch key value"]
 AT_ONCE = 2**22  # numbers in the largest tensor of a sweep
 
 
-def scaled(z: Float[Tensor, "*batch channel"]) -> Float[Tensor, "*batch channel"]:
+def rescale(z: Float[Tensor, "*batch channel"]) -> Float[Tensor, "*batch channel"]:
     """Return z / d^(1/4), so that inner products of such are k·q / √d."""
     return z / z.shape[-1] ** 0.25
 
@@ -93,23 +93,17 @@ def log_kernel(queries: Queries, keys: Keys) -> Float[Tensor, "*batch query key"
 
 
 def feature_attention(
-    queries: Queries,
-    keys: Keys,
-    values: Float[Tensor, "*#batch key value"],
-    logarithms: bool = False,
+    queries: Queries, keys: Keys, values: Float[Tensor, "*#batch key value"]
 ) -> Float[Tensor, "*batch query value"]:
-    """Return Σ_i v_i φ(k_i)·φ(q) / D_q, from features or (``positive_random``) their logarithms."""
-    if logarithms:
-        return log_kernel(queries, keys).softmax(-1) @ values
-    weights = queries @ keys.mT
-    return weights @ values / weights.sum(-1, keepdim=True)
+    """Return Σ_i v_i φ(k_i)·φ(q) / D_q, from logarithms of features (``positive_random``)."""
+    return log_kernel(queries, keys).softmax(-1) @ values
 
 
 def relative_errors(
     phi: tuple[Tensor, Tensor], values: Values, exact: Tensor
 ) -> Float[Tensor, "_"]:
     """Return |``feature_attention`` - exact| / |exact| of every query, from logarithms."""
-    missed = feature_attention(*phi, values, logarithms=True) - exact
+    missed = feature_attention(*phi, values) - exact
     return (missed.norm(dim=-1) / exact.norm(dim=-1)).flatten()
 
 
@@ -127,7 +121,7 @@ def kernel_error(
     rows = []
     for scale in bar(scales, "scales"):
         exact = attention(scale * queries, scale * keys, values)
-        q, k = scaled(scale * queries), scaled(scale * keys)
+        q, k = rescale(scale * queries), rescale(scale * keys)
         tokens = q[..., 0].numel() + k[..., 0].numel()
         for size in sizes:
             errors = []

@@ -24,7 +24,7 @@ from ...progress import bar
 from ...tasks.prompts import Prompts, Role
 from ...tasks.repeated import RepeatedTokens, repeated_tokens
 from .dual import dual_form, explicit_steps, trajectory
-from .features import attention, directions, gram, positive_random, relative_errors, scaled
+from .features import attention, directions, gram, positive_random, relative_errors, rescale
 
 Ids = Int[Tensor, "..."]  # tokens: answers (batch), or those they are compared with (batch or 1, k)
 LOGIT_TOLERANCE = 1e-3  # of the parts' absolute sum
@@ -141,7 +141,7 @@ def feature_errors(
                     q, key, value = (part[0, head] for part in parts[:3])
                     q, key, value = (x[: int(query.at[row]) + 1] for x in (q[None], key, value))
                     exact = attention(q, key, value)
-                    phi = positive_random(scaled(q), omega), positive_random(scaled(key), omega)
+                    phi = positive_random(rescale(q), omega), positive_random(rescale(key), omega)
                     row_errors.append(relative_errors(phi, value, exact).quantile(0.5))
         for rows, row_errors in zip(errors, of_heads, strict=True):
             rows.append(torch.stack(row_errors).median())
@@ -181,7 +181,6 @@ def direct_logit_attribution(
     constant.
     """
     model = query.model
-    check_answers(query, answer, against)
     layers = range(model.cfg.n_layers)
 
     def at_query(name: str, layer: int) -> Tensor:
@@ -216,10 +215,3 @@ def direct_logit_attribution(
             "Use a model like GPT-2, GPT-NeoX or Llama."
         )
     return LogitAttribution(start, update, mlp, embedding, constant, value)
-
-
-def check_answers(query: AtQuery, answer: Tensor, others: Tensor | None) -> None:
-    """Refuse answers, or tokens that they are compared with, that do not fit the prompts."""
-    rows = len(query)
-    if answer.shape != (rows,) or (others is not None and len(others) not in (1, rows)):
-        raise IclError(f"Need one answer, and (batch, k) or one row of others, for {rows} prompts.")

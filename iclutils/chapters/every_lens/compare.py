@@ -70,7 +70,7 @@ def sets_to_remove(top: Mapping[str, Set[int]]) -> dict[str, Heads]:
     }
 
 
-def redrawn(
+def redraw(
     heads: Heads, width: int, draws: int, generator: Generator, again: bool = False
 ) -> list[Heads]:
     """Draw as many other heads of the same layers, ``width`` in a layer, or with ``again`` of all:
@@ -82,7 +82,7 @@ def redrawn(
 def accuracy(model: TransformerBridge, question: Question) -> float:
     """Return the share of prompts whose answer is the likeliest of all tokens."""
     logits = logits_at(model, question.task.clean, question.task.at)
-    return question.said(logits[:, 0]).right.mean().item()
+    return question.outcome(logits[:, 0]).right.mean().item()
 
 
 def sides(model: TransformerBridge, question: Question, wrong: Question) -> dict[str, Outcome]:
@@ -96,7 +96,7 @@ def sides(model: TransformerBridge, question: Question, wrong: Question) -> dict
         "rival, wrong pairs": (wrong.task.corrupt, question.task.at),
         "none": (bare, end[:, None]),
     }
-    return {k: question.said(logits_at(model, *side)[:, 0]) for k, side in read.items()}
+    return {k: question.outcome(logits_at(model, *side)[:, 0]) for k, side in read.items()}
 
 
 def controls(sets: Mapping[str, Heads], width: int, rows: int, generator: Generator) -> Controls:
@@ -132,13 +132,13 @@ def removals(
     heads = {k: [divmod(i, width) for i in sorted(some)] for k, some in sets.items()}
     ways = {ZERO: removal.zeros(model), WRONG: constants[OTHERS], **constants}
     ways[RIVAL] = removal.outputs_on(model, task.corrupt, RIVALS)
-    found = {}
+    left = {}
     for way in COMPARED:
         prompts = wrong.task if way == WRONG else task
-        names = compared(way, sets)
+        names = sets_of(way, sets)
         groups = {k: heads[k] for k in names}
-        found[way] = beside(model, prompts, groups, others if way in CONTROLLED else {}, ways[way])
-    return found
+        left[way] = beside(model, prompts, groups, others if way in CONTROLLED else {}, ways[way])
+    return left
 
 
 def beside(
@@ -164,14 +164,14 @@ COMPARED: dict[str, tuple[str, ...]] = {  # the sets of each way; of none, all
 }
 
 
-def compared(way: str, sets: Mapping[str, Heads]) -> list[str]:
+def sets_of(way: str, sets: Mapping[str, Heads]) -> list[str]:
     """Return the names of the sets that are removed in a way, in their order."""
     return [k for k in sets if not COMPARED[way] or k in COMPARED[way]]
 
 
-def fitted(
+def fit_constants(
     model: TransformerBridge,
-    asked: Mapping[str, Question],
+    by_case: Mapping[str, Question],
     sets: Mapping[str, Mapping[str, Heads]],
     start: Replacement,
     steps: int,
@@ -180,10 +180,10 @@ def fitted(
     vector a head for all functions, fitted on the prompts on which the heads were chosen."""
     width = model.cfg.n_heads
     heads = {c: [divmod(i, width) for i in sorted(some[EITHER])] for c, some in sets.items()}
-    return removal.least_harm(model, [(asked[c].task, heads[c]) for c in sets], start, steps)
+    return removal.least_harm(model, [(by_case[c].task, heads[c]) for c in sets], start, steps)
 
 
-def steered(
+def add_at_target(
     model: TransformerBridge,
     question: Question,
     vectors: Iterable[tuple[int, Float[Tensor, "d_model"]]],
@@ -201,11 +201,11 @@ def steered(
         for layer, vector in vectors
     ]
     logits = [x[:, 0] for x in logits_under(model, tokens, ways, target[:, None])]
-    return question.said(torch.stack(logits))
+    return question.outcome(torch.stack(logits))
 
 
 def random_like(vector: Float[Tensor, "*lead d_model"], generator: Generator) -> Tensor:
-    """Draw a vector of the same length in a random direction: the control of ``steered``."""
+    """Draw a vector of the same length in a random direction: the control of ``add_at_target``."""
     drawn = torch.randn(vector.shape, generator=generator).to(vector)
     return drawn * vector.norm(dim=-1, keepdim=True) / drawn.norm(dim=-1, keepdim=True)
 

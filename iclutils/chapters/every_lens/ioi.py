@@ -92,49 +92,49 @@ def sentences(reader: PreTrainedTokenizerBase, pairs: int, generator: Generator)
     return Sentences(task, names, torch.arange(len(TEMPLATES)).repeat(pairs))
 
 
-def three_names(model: TransformerBridge, said: Sentences) -> Replacement:
+def three_names(model: TransformerBridge, texts: Sentences) -> Replacement:
     """Return the replacement by a head's mean over the corrupt sentences of the same template, at
     the same position."""
-    own = removal.outputs_on(model, said.task.corrupt, "").by_layer
-    same = (said.template[:, None] == said.template).float()  # (row, row)
+    own = removal.outputs_on(model, texts.task.corrupt, "").by_layer
+    same = (texts.template[:, None] == texts.template).float()  # (row, row)
     same = same / same.sum(1, keepdim=True)
     mean = {layer: torch.einsum("rs,sphd->rphd", same, z) for layer, z in own.items()}
     return Replacement("its mean, at the same place, over sentences with three names", mean)
 
 
-def classes(model: TransformerBridge, said: Sentences) -> dict[str, list[Head]]:
+def classes(model: TransformerBridge, texts: Sentences) -> dict[str, list[Head]]:
     """Return the heads of each of ``CLASSES``, strongest first; none stands in two."""
     graph = of(model)
-    carried = edge_attribution(model, said.task).mean(-1)  # nats, (writer, reader)
-    looks = attention_from(model, said)
-    found: dict[str, list[Head]] = {}
+    carried = edge_attribution(model, texts.task).mean(-1)  # nats, (writer, reader)
+    looks = attention_from(model, texts)
+    by_class: dict[str, list[Head]] = {}
 
     def strongest(readers: Iterable[Node], many: int) -> list[Head]:
         columns = [graph.readers.index(node) for node in readers]
         by_writer = carried[:, columns].sum(1)
-        taken = {head for heads in found.values() for head in heads}
+        taken = {head for heads in by_class.values() for head in heads}
         order = (graph.writers[i] for i in by_writer.argsort(descending=True).tolist())
         heads = [n[1:] for n in order if n.kind == "head" and n[1:] not in taken]
         return heads[:many]
 
-    movers = found["name mover"] = strongest([Node("logits")], SIZES["name mover"])
+    movers = by_class["name mover"] = strongest([Node("logits")], SIZES["name mover"])
     queries = [Node("q", *head) for head in movers]
-    inhibit = found["S-inhibition"] = strongest(queries, SIZES["S-inhibition"])
+    inhibit = by_class["S-inhibition"] = strongest(queries, SIZES["S-inhibition"])
     second = strongest([Node("v", *head) for head in inhibit], SIZES["at S2"])
     to = {head: looks["S2 to S1"][head] > looks["S2 to S1+1"][head] for head in second}
-    found["duplicate token"] = [head for head in second if to[head]]
-    match = found["induction"] = [head for head in second if not to[head]]
+    by_class["duplicate token"] = [head for head in second if to[head]]
+    match = by_class["induction"] = [head for head in second if not to[head]]
     keys = [Node("k", *head) for head in match]
-    found["previous token"] = strongest(keys, SIZES["previous token"]) if keys else []
-    return {name: found[name] for name in CLASSES}
+    by_class["previous token"] = strongest(keys, SIZES["previous token"]) if keys else []
+    return {name: by_class[name] for name in CLASSES}
 
 
 def attention_from(
-    model: TransformerBridge, said: Sentences
+    model: TransformerBridge, texts: Sentences
 ) -> dict[str, Float[Tensor, "layer head"]]:
     """Return the mean attention of every head along the edges by which the classes are told."""
-    weights = torch.stack(attention_patterns(model, said.task.clean), 1)  # (b, layer, head, to, _)
-    row, at = torch.arange(len(said.task)), said.place
+    weights = torch.stack(attention_patterns(model, texts.task.clean), 1)  # (b, layer, head, to, _)
+    row, at = torch.arange(len(texts.task)), texts.place
     edges = {
         "end to IO": (at["end"], at["IO"]),
         "end to S2": (at["end"], at["S2"]),
@@ -145,7 +145,7 @@ def attention_from(
     return {name: weights[row, :, :, to, of_].mean(0) for name, (to, of_) in edges.items()}
 
 
-class Tested(NamedTuple):
+class Assessment(NamedTuple):
     """Leads of the indirect object over the subject, in nats, each by prompt."""
 
     circuit: Float[Tensor, "batch"]  # all heads outside the circuit at their mean
@@ -153,36 +153,36 @@ class Tested(NamedTuple):
     minimal: Float[Tensor, "head side batch"]  # circuit without the rest of the class; and the head
 
 
-def tested(
+def assess(
     model: TransformerBridge,
-    said: Sentences,
+    texts: Sentences,
     parts: Sequence[Sequence[Sequence[Head]]],
     new: Replacement,
     halves: int,
     generator: Generator,
-) -> Tested:
+) -> Assessment:
     """Test a circuit as section 4 of Wang et al. does.
 
     Args:
         model: the model.
-        said: the sentences.
+        texts: the sentences.
         parts: the classes of the circuit, each with its heads for every row: the same for all, or
             those of a random circuit for each (``in_layers``).
         new: what heads outside the circuit write.
         halves: random halves K of the circuit, beside its classes.
         generator: draws the halves.
     """
-    rows, every = len(said.task), [node[1:] for node in of(model).writers if node.kind == "head"]
+    rows, every = len(texts.task), [node[1:] for node in of(model).writers if node.kind == "head"]
     whole = [[head for part in parts for head in part[row]] for row in range(rows)]
     size = len(whole[0])
 
     def outside(gone: Sequence[Iterable[Head]]) -> list[list[Head]]:
         """All heads but those of the circuit, and these: the circuit without them."""
-        kept = [{*whole[row]} - {*gone[row]} for row in range(rows)]
-        return [[head for head in every if head not in kept[row]] for row in range(rows)]
+        inside = [{*whole[row]} - {*gone[row]} for row in range(rows)]
+        return [[head for head in every if head not in inside[row]] for row in range(rows)]
 
     def leads(sets: Sequence[Sequence[Sequence[Head]]]) -> Float[Tensor, "set batch"]:
-        return removal.without(model, said.task, sets, new).margin
+        return removal.without(model, texts.task, sets, new).margin
 
     picks = [torch.randperm(size, generator=generator)[: size // 2] for _ in range(halves)]
     some = [[[whole[r][i] for i in pick.tolist()] for r in range(rows)] for pick in picks]
@@ -194,7 +194,7 @@ def tested(
     sizes = torch.tensor([len(part[0]) for part in parts])
     each = leads([outside(k) for k in rest]), without_class.repeat_interleave(sizes, 0)
     minimal = torch.stack(each, 1)
-    return Tested(leads([outside([()] * rows)])[0], complete, minimal)
+    return Assessment(leads([outside([()] * rows)])[0], complete, minimal)
 
 
 def in_layers(
@@ -210,7 +210,9 @@ def in_layers(
     return [[[*drawn[row][a:b]] for row in range(rows)] for a, b in pairwise(ends)]
 
 
-def summary(test: Tested, whole: Float[Tensor, "batch"]) -> dict[str, tuple[float, float, int]]:
+def summary(
+    tests: Assessment, whole: Float[Tensor, "batch"]
+) -> dict[str, tuple[float, float, int]]:
     """Return faithfulness, incompleteness and minimality as means with standard errors over pairs
     of names, whose prompts stand together; ``whole``: the leads of the whole model, in nats.
 
@@ -226,13 +228,13 @@ def summary(test: Tested, whole: Float[Tensor, "batch"]) -> dict[str, tuple[floa
         some = effects[:, [int(pair) for pair in pairs]]
         return float((some.mean(1).abs() > MATTERS).double().mean())
 
-    gaps = by_pair(test.complete[:, 0] - test.complete[:, 1])  # (part, pair)
+    gaps = by_pair(tests.complete[:, 0] - tests.complete[:, 1])  # (part, pair)
     worst = gaps[gaps.mean(1).abs().argmax()]
-    effects = by_pair(test.minimal[:, 0] - test.minimal[:, 1])  # (head, pair)
+    effects = by_pair(tests.minimal[:, 0] - tests.minimal[:, 1])  # (head, pair)
     pairs = [float(pair) for pair in range(effects.shape[1])]
     jackknife = pseudo_values(needed, pairs) if len(pairs) > 1 else [0.0]
     return {
-        "faithful": (*mean_se(by_pair(test.circuit)), len(pairs)),
+        "faithful": (*mean_se(by_pair(tests.circuit)), len(pairs)),
         "complete": (*mean_se(worst * worst.mean().sign()), len(pairs)),
         "minimal": (needed(pairs), mean_se(torch.tensor(jackknife))[1], len(pairs)),
     }

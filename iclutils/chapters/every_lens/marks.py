@@ -65,7 +65,7 @@ def measure(model: TransformerBridge, question: Question, layer: int, steps: int
         heads = [i for i, node in enumerate(of(model).writers[1:]) if node.kind == "head"]
         circuit = node_attribution(model, task, steps)[heads].T.reshape(shape)
     clean, alone = (read(model, *side) for side in ((task.clean, question.at), question.bare))
-    (writes, states), (bare, before) = written(clean), written(alone)
+    (writes, states), (bare, before) = head_writes(clean), head_writes(alone)
     common = (states - before)[:, layer].mean(0)  # u, (d_model)
     vector = (writes - bare) @ (common / common.square().sum())  # (batch, layer, head)
     towards = step_towards(clean, question, common)  # (batch, layer, head, pos)
@@ -99,7 +99,7 @@ def direct(query: AtQuery, question: Question, demonstrations: Tensor) -> Heads:
     return direct_logit_attribution(query, duals, task.answer[:, 0], others).update
 
 
-def written(
+def head_writes(
     query: AtQuery,
 ) -> tuple[Float[Tensor, "batch layer head d_model"], Float[Tensor, "batch layer d_model"]]:
     """Return what every head writes at the query, and the residual stream after every layer."""
@@ -136,7 +136,7 @@ def step_towards(
         through = block.pull_back(z.to(unit), unit).double()
         along = torch.einsum("hed,bd->bhe", block.out.double(), through)
         by_layer.append(torch.einsum("bhpe,bhe->bhp", values, along))
-    return rows(query) * torch.stack(by_layer, 1) * question.shown[:, None, None]
+    return rows(query) * torch.stack(by_layer, 1) * question.in_examples[:, None, None]
 
 
 def common_share(states: States, other: Float[Tensor, "other d_model"] | None = None) -> float:

@@ -84,7 +84,7 @@ class Question:
         return self.cues + 1
 
     @property
-    def shown(self) -> Bool[Tensor, "batch pos"]:
+    def in_examples(self) -> Bool[Tensor, "batch pos"]:
         """The tokens of the examples."""
         return (self.example >= 0) & (self.example < self.examples)
 
@@ -92,13 +92,13 @@ class Question:
         """Return the logit of the right answer less the mean of the other choices, in nats."""
         return self.task.score(logits[:, None])
 
-    def said(self, logits: Float[Tensor, "*way batch vocab"]) -> Outcome:
+    def outcome(self, logits: Float[Tensor, "*way batch vocab"]) -> Outcome:
         """Return probability, margin and success of the right answer."""
         shape, flat = logits.shape[:-1], logits.reshape(-1, *logits.shape[-2:])
         every = [outcome(self.task, each) for each in flat]
         return Outcome(*(torch.stack(x).reshape(shape) for x in zip(*every, strict=True)))
 
-    def mixed(self, generator: torch.Generator) -> Question:
+    def mix(self, generator: torch.Generator) -> Question:
         """Return the same prompts, each example clean or corrupt by a coin; two choices only."""
         coin = torch.randint(0, 2, self.shows.shape, generator=generator).to(self.shows)
         other = self.task.corrupt.gather(1, self.answers)
@@ -106,7 +106,7 @@ class Question:
         tokens = self.task.clean.scatter(1, self.answers, torch.where(coin == 1, other, own))
         return replace(self, task=replace(self.task, clean=tokens), shows=self.shows ^ coin)
 
-    def shuffled(self, generator: torch.Generator) -> Question:
+    def shuffle(self, generator: torch.Generator) -> Question:
         """Return the same words and answers on either side, no example with its own: the form is
         still shown, the mapping is not."""
         place = torch.rand(self.cues.shape, generator=generator).argsort(1).to(self.cues)
@@ -137,9 +137,9 @@ def of_words(
 ) -> Question:
     """Return prompts about one of ``FUNCTIONS``, asked of held-out words, or of those that examples
     are of (``"train"``); corrupt: about its rival. No word comes twice in a prompt."""
-    shown, asked = words.half(rows(function), "train"), words.half(rows(function), split)
+    halves = (words.half(rows(function), part) for part in ("train", split))
     reader = model_words(model)
-    drawn = words.rivals(shown, asked, reader, count, examples, generator, " ")
+    drawn = words.rivals(*halves, reader, count, examples, generator, " ")
     start = len(start_tokens(reader))
     return of_lines(Margin(**vars(of_rivals(model, *drawn))), examples, start)
 

@@ -26,8 +26,8 @@ RIDGE = 0.1  # of the mean squared length of the states
 
 def _kernel(states: States) -> tuple[Tensor, Tensor]:
     """Return inner products among the examples, and of each with the query."""
-    shown, asked = states[:, :-1], states[:, -1:]
-    return shown @ shown.mT, (shown @ asked.mT)[..., 0]
+    of_examples, of_query = states[:, :-1], states[:, -1:]
+    return of_examples @ of_examples.mT, (of_examples @ of_query.mT)[..., 0]
 
 
 def _ridge(states: States) -> Weights:

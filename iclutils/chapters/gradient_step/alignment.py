@@ -17,12 +17,12 @@ from ...errors import IclError
 from ...models.lsa import LinearSelfAttention
 from ...progress import bar
 from ...tasks.functions import Problem, Waves
-from ...tasks.regression import Contexts, scaled_inputs, scaled_outputs
+from ...tasks.regression import Contexts, scale_inputs, scale_outputs
 
 Predictor = Callable[[Tensor, Tensor], Tensor]
 Inputs = Float[Tensor, "*network batch n d"]
 Labels = Float[Tensor, "*network batch n"]
-SHIFTS = {"inputs": scaled_inputs, "weights": scaled_outputs}
+SHIFTS = {"inputs": scale_inputs, "weights": scale_outputs}
 
 
 def own_contexts(
@@ -150,10 +150,10 @@ def under_shift(
     return {name: torch.stack(losses, -1) for name, losses in rows.items()}
 
 
-def products(network: LinearSelfAttention, layer: int = 0) -> tuple[Tensor, Tensor]:
-    """Return KQ and PV of a layer, (ensemble, head, channel, channel) each: scores are e_j KQ e_iᵀ
+def products(network: LinearSelfAttention) -> tuple[Tensor, Tensor]:
+    """Return KQ and PV of layer 0, (ensemble, head, channel, channel) each: scores are e_j KQ e_iᵀ
     for the query's token j, and a key's token writes e_i PV."""
-    weights = network.layer(layer)
+    weights = network.layer()
     return weights.query @ weights.key.mT, weights.value @ weights.out
 
 
@@ -173,8 +173,6 @@ def step_matrix(network: LinearSelfAttention) -> Float[Tensor, "ensemble d d"]:
     """Return A of the step that a first layer of linear attention takes, -N Σ_heads PV_yy KQ_xx: it
     answers x_qᵀ A (1/N) Σ_i x_i y_i if PV writes nothing from x to y and KQ compares x alone. A
     step of GD has A = η I (see ``descent.best_step``)."""
-    if network.shape.kinds[0] != "linear":
-        raise IclError("Softmax attention has no matrix of its step; take linear attention.")
     kq, pv = _of_joint_tokens(network)
     dim = network.shape.dim
     return -network.shape.pairs * (pv[..., dim:, dim:] * kq[..., :dim, :dim]).sum(1)

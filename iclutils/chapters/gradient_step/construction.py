@@ -1,8 +1,8 @@
 """Gradient descent as weights of linear self-attention ({cite}`vonoswald2023`, proposition 1).
 
-Tokens are (x_i, y_i), of d + o channels, and (x_q, -W_0 x_q). A layer adds -ΔW x_j to every y_j:
-labels become what is left of them, so K layers are K steps, and the answer is -1 times the query's
-y-block."""
+Tokens are (x_i, y_i), of d + 1 channels, and (x_q, 0) for the query, from the weights W_0 = 0;
+another W_0 is taken off the labels beforehand. A layer adds -ΔW x_j to every y_j: labels become
+what is left of them, so K layers are K steps, and the answer is -1 times the query's y."""
 
 from __future__ import annotations
 
@@ -12,61 +12,43 @@ from torch import Tensor
 
 from ...errors import IclError
 from ...models.lsa import Layer, LinearSelfAttention, Shape, attend
-from .descent import Labels, Settings, each_step, split_query
+from .descent import Labels, Settings, each_step
 
 
-def gradient_layer(
-    dim: int,
-    rate: float,
-    pairs: int,
-    start: Float[Tensor, "o d"] | None = None,
-    outputs: int = 1,
-    gamma: float = 0.0,
-) -> Layer:
-    """Build one step of GD from W_0 (``start``) as a head of d + o channels, in float64: W_K = W_Q
-    = [[I, 0], [0, 0]], W_V = [[0, 0], [W_0, -I]] and P = η/N on the y-block. For GD++, W_V and P
-    also hold I and -γ I on the x-block."""
-    y = torch.cat([torch.zeros(dim), torch.ones(outputs)]).double()  # (d + o)
-    x = 1 - y
-    value = torch.diag(x * bool(gamma) - y)
-    if start is not None:
-        value[:dim, dim:] = start.mT
-    out = torch.diag(y * rate / pairs - x * gamma)
-    return Layer(*(matrix[None] for matrix in (x.diag(), x.diag(), value, out)))
+def gradient_layer(dim: int, rate: float, pairs: int, gamma: float = 0.0) -> Layer:
+    """Build one step of GD as a head of d + 1 channels, in float64: W_K = W_Q = [[I, 0], [0, 0]],
+    W_V = [[0, 0], [0, -1]] and P = η/N on the y-channel. For GD++, W_V and P also hold I and -γ I
+    on the x-block."""
+    x = torch.tensor([1.0] * dim + [0.0], dtype=torch.float64)  # (d + 1)
+    y = 1 - x
+    value, out = x * bool(gamma) - y, y * rate / pairs - x * gamma
+    return Layer(*(channels.diag()[None] for channels in (x, x, value, out)))
 
 
-def stacked(
-    xs: Float[Tensor, "*batch n d"],
-    ys: Labels,
-    rates: Settings,
-    gammas: Settings | None = None,
-    start: Float[Tensor, "o dim"] | None = None,
-) -> Float[Tensor, "step ..."]:
-    """Return the answers after 0 .. K layers, equal to ``descent.descend(...).predictions`` and in
-    its shape. For a network to train or to compare weights with, take ``constructed``."""
-    _, query, labels = split_query(xs, ys)  # (*batch, d), (*batch, N, o)
-    guess = torch.zeros_like(labels[..., 0, :])  # (*batch, o)
-    if start is not None:
-        guess = -query @ start.to(xs).mT
-    stream = [torch.cat([xs, torch.cat([labels, guess[..., None, :]], -2)], -1)]
-    (pairs, outputs), dim = labels.shape[-2:], xs.shape[-1]
+def stack_layers(
+    xs: Float[Tensor, "*batch n d"], ys: Labels, rates: Settings, gammas: Settings | None = None
+) -> Float[Tensor, "step *batch"]:
+    """Return the answers after 0 .. K layers, equal to ``descent.descend(...).predictions``. For a
+    network to train or to compare weights with, take ``construct``."""
+    pairs, dim = xs.shape[-2] - 1, xs.shape[-1]
+    labels = ys.to(xs).clone()
+    labels[..., -1] = 0  # the query's is to be answered
+    stream = [torch.cat([xs, labels[..., None]], -1)]  # (*batch, n, d + 1)
     for rate, gamma in each_step(rates, gammas):
-        layer = gradient_layer(dim, rate, pairs, start, outputs, gamma)
-        flat = stream[-1].reshape(-1, pairs + 1, dim + outputs)
-        added = attend(flat, Layer(*(part.to(xs) for part in layer)), pairs)
+        layer = Layer(*(part.to(xs) for part in gradient_layer(dim, rate, pairs, gamma)))
+        added = attend(stream[-1].reshape(-1, pairs + 1, dim + 1), layer, pairs)
         stream.append(stream[-1] + added.reshape(stream[-1].shape))
-    answers = -torch.stack(stream)[..., -1, dim:]  # (step, *batch, o)
-    return answers if ys.ndim == xs.ndim else answers[..., 0]
+    return -torch.stack(stream)[..., -1, dim]
 
 
-def constructed(
+def construct(
     shape: Shape,
     rates: Settings,
     gammas: Settings | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> LinearSelfAttention:
-    """Build one network of one head whose layers are the steps from W_0 = 0, for one output. A clip
-    bounds what is exact; for the answers after each layer ``stacked`` is enough."""
+    """Build one network of one head whose layers are the steps. A clip bounds what is exact; for
+    the answers after each layer ``stack_layers`` is enough."""
     plain = Shape(shape.dim, shape.pairs, shape.layers, shared=shape.shared, clip=shape.clip)
     steps = each_step(rates, gammas)
     if shape != plain or len(steps) != shape.layers or (shape.shared and len({*steps}) > 1):
@@ -74,6 +56,6 @@ def constructed(
             "Only single heads of linear attention over joint tokens are built, with a rate (and "
             f"gamma) for each layer, one if they share weights; got {shape} and {steps}."
         )
-    built = [gradient_layer(shape.dim, rate, shape.pairs, gamma=gamma) for rate, gamma in steps]
+    built = [gradient_layer(shape.dim, rate, shape.pairs, gamma) for rate, gamma in steps]
     layers = [Layer(*(matrix.to(dtype) for matrix in layer)) for layer in built]
     return LinearSelfAttention.from_layers(shape, layers[: shape.own])

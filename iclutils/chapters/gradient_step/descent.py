@@ -14,48 +14,39 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...errors import IclError
 from ...progress import bar
 
-Labels = Float[Tensor, "..."]  # (*batch, n), or (*batch, n, o) for o outputs
+Labels = Float[Tensor, "*batch n"]
 Settings = Sequence[float] | Float[Tensor, "_"]
 
 
 class Descent(NamedTuple):
     """The answers after 0 .. K steps, and the weights W behind them: an answer is W x_q."""
 
-    predictions: Float[Tensor, "step *batch"]  # (step, *batch, o) for several outputs
-    weights: Float[Tensor, "step *batch o d"]
+    predictions: Float[Tensor, "step *batch"]
+    weights: Float[Tensor, "step *batch d"]
 
 
 def descend(
-    xs: Float[Tensor, "*batch n d"],
-    ys: Labels,
-    rates: Settings,
-    gammas: Settings | None = None,
-    start: Float[Tensor, "o dim"] | None = None,
+    xs: Float[Tensor, "*batch n d"], ys: Labels, rates: Settings, gammas: Settings | None = None
 ) -> Descent:
-    """Take steps of GD, or GD++ if there are gammas: a step for each rate from ``start``, W_0, zero
-    if omitted. All of a step reads what was there before it, as in a layer of attention, so later
-    steps of GD++ spoil a W_0 that fits the pairs: take W_0 x from ys beforehand."""
-    pairs, query, y = split_query(xs, ys)
-    first = pairs.new_zeros(y.shape[-1], xs.shape[-1]) if start is None else start.to(pairs)
-    weights = first.expand(*xs.shape[:-2], *first.shape)
-    mapped = torch.eye(xs.shape[-1]).to(pairs)  # what GD++ has done to x so far
+    """Take steps of GD, or GD++ if there are gammas: a step for each rate, from W = 0. All of a
+    step reads what was there before it, as in a layer of attention."""
+    pairs, y = xs[..., :-1, :], ys.to(xs)[..., :-1, None]  # (*batch, N, d), (*batch, N, 1)
+    weights = torch.zeros_like(xs[..., :1, :])  # (*batch, 1, d)
+    mapped = torch.eye(xs.shape[-1]).to(xs)  # what GD++ has done to x so far, (*batch, d, d)
     steps = [weights]
     for rate, gamma in each_step(rates, gammas):
-        errors = pairs @ first.mT - y
-        change = -(rate / pairs.shape[-2]) * errors.mT @ pairs
-        y = y - pairs @ change.mT
+        change = rate / pairs.shape[-2] * y.mT @ pairs  # (*batch, 1, d)
+        y = y - pairs @ change.mT  # what is left of the labels
         weights = weights + change @ mapped
         steps.append(weights)
         if gamma:
             moment = pairs.mT @ pairs
             mapped = mapped - gamma * moment @ mapped
             pairs = pairs - gamma * pairs @ moment
-    path = torch.stack(steps)
-    answers = (path @ query[..., None])[..., 0]
-    return Descent(answers if ys.ndim == xs.ndim else answers[..., 0], path)
+    path = torch.stack(steps)[..., 0, :]
+    return Descent((path * xs[..., -1, :]).sum(-1), path)
 
 
 def predictor(
@@ -63,17 +54,6 @@ def predictor(
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the answers of the last step from 0, as a function of (xs, ys)."""
     return lambda xs, ys: descend(xs, ys, rates, gammas).predictions[-1]
-
-
-def split_query(xs: Float[Tensor, "*batch n d"], ys: Labels) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the x of the pairs, that of the query, and the labels of the pairs (*batch, N, o)."""
-    if ys.shape[: xs.ndim - 1] != xs.shape[:-1] or ys.ndim > xs.ndim or xs.shape[-2] < 2:
-        raise IclError(
-            "Need xs of (*batch, N + 1, d) and ys of (*batch, N + 1) or (*batch, N + 1, o), the "
-            f"query last; got {tuple(xs.shape)} and {tuple(ys.shape)}."
-        )
-    labels = (ys if ys.ndim == xs.ndim else ys[..., None]).to(xs)
-    return xs[..., :-1, :], xs[..., -1, :], labels[..., :-1, :]
 
 
 def each_step(rates: Settings, gammas: Settings | None) -> list[tuple[float, float]]:
@@ -141,11 +121,11 @@ def tune(
     settings for each step, not ``shared``, GD++ has many local optima: the best of several starts
     is taken, some ``near`` the shared settings (of an earlier call, which saves half the time), and
     the last gamma is 0. Above 5 such steps it fits some contexts and harms others."""
-    pairs, query, y = split_query(xs.double(), ys.double())
+    pairs, y = xs[:, :-1].double(), ys[:, :-1, None].double()
     values, axes = torch.linalg.eigh(pairs.mT @ pairs / pairs.shape[-2])
     unit, wanted = float(values.mean()), ys[:, -1].double()
     pull = (axes.mT @ (pairs.mT @ y))[..., 0] / pairs.shape[-2] / unit
-    query = (axes.mT @ query[..., None])[..., 0]
+    query = (axes.mT @ xs[:, -1, :, None].double())[..., 0]
     spectra = _Spectra(values / unit, pull, query, wanted)
     answer = (query * pull).sum(-1)
     rate = (answer * wanted).sum() / answer.square().sum()  # the best of one step

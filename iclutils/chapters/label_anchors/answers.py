@@ -147,13 +147,13 @@ def answers_by_set_without(
     return [answers_by_set(model, prompts, hooks, hooks) for hooks in always]
 
 
-def centred(told: Answers, prompts: Prompts) -> Answers:
+def centre(raw: Answers, prompts: Prompts) -> Answers:
     """Return answers less the mean logit of each class over the prompts with the same
     demonstrations: a preference for one label word would decide in place of the query."""
-    logits = told.class_logits.clone()
+    logits = raw.class_logits.clone()
     for rows in sets(prompts):
         logits[rows] -= logits[rows].mean(0)
-    return replace(told, class_logits=logits)
+    return replace(raw, class_logits=logits)
 
 
 def word_loyalty(changed: Answers, clean: Answers, k: int = 5) -> Float[Tensor, "batch"]:

@@ -54,7 +54,7 @@ def hidden_random(prompts: Prompts, generator: torch.Generator) -> Keep:
 def text_anchor(prompts: Prompts) -> Prompts:
     """Return the prompts without their demonstrations' texts, to be read from scratch: Text_anchor.
     Formatting, label words and query are the same tokens; positions start again at 0."""
-    keep = prompts.kept & (prompts.roles != Role.TEXT)
+    keep = prompts.real & (prompts.roles != Role.TEXT)
     index, held = kv_cache.packed(keep)
     moved = keep.cumsum(1) - 1
     return replace(
@@ -70,44 +70,32 @@ def text_anchor(prompts: Prompts) -> Prompts:
 def compress(
     model: TransformerBridge,
     prompts: Prompts,
-    keep: Rule | Keep,
-    offset: bool = True,
-    batch_size: int | None = None,
-) -> Answers:
-    """Return the answers from what a rule, as ``hidden_anchor``, or a mask (batch, pos) keeps.
-
-    With ``offset`` the query stays at its position; without, or where nothing is kept, it begins
-    at 0, as in the released script for GPT-2 XL.
-    """
-    return compress_each(model, prompts, [keep], offset, batch_size)[0]
-
-
-def compress_each(
-    model: TransformerBridge,
-    prompts: Prompts,
     keeps: Sequence[Rule | Keep],
     offset: bool = True,
     batch_size: int | None = None,
 ) -> list[Answers]:
-    """Return ``compress`` for each rule or mask, with every demonstration read only once for all:
+    """Return the answers from what each rule, as ``hidden_anchor``, or mask (batch, pos) keeps.
+
+    With ``offset`` the query stays at its position; without, or where nothing is kept, it begins
+    at 0, as in the released script for GPT-2 XL. Every demonstration is read once for all rules,
     also where some prompts share theirs."""
     groups = kv_cache.sets(prompts)
-    shown = prompts[:1] if len(groups) == 1 else prompts
-    masks = [keep(shown) if callable(keep) else keep for keep in keeps]
+    read = prompts[:1] if len(groups) == 1 else prompts
+    masks = [keep(read) if callable(keep) else keep for keep in keeps]
     if 1 < len(groups) < len(prompts):
         by_set = [
-            compress_each(model, prompts[rows], [m[rows] for m in masks], offset, batch_size)
+            compress(model, prompts[rows], [m[rows] for m in masks], offset, batch_size)
             for rows in groups
         ]
         order = torch.cat(groups).argsort()
         return [Answers.join(of_mask)[order] for of_mask in zip(*by_set, strict=True)]
-    shared = cache_demonstrations(model, shown, everything(shown)) if len(groups) == 1 else None
+    shared = cache_demonstrations(model, read, everything(read)) if len(groups) == 1 else None
 
     def measure(batch: Prompts, rows: Tensor) -> Iterator[Tensor]:
-        cache = shared or cache_demonstrations(model, batch, everything(batch))
+        whole = shared or cache_demonstrations(model, batch, everything(batch))
         for mask in masks:
-            kept = cache.keep((mask if len(mask) == 1 else mask[rows])[:, : cache.held.shape[1]])
-            logits = answer_from_cache(model, kept, batch, offset and bool(kept.held.any()))
+            part = whole.keep((mask if len(mask) == 1 else mask[rows])[:, : whole.held.shape[1]])
+            logits = answer_from_cache(model, part, batch, offset and bool(part.held.any()))
             yield from vars(Answers.of(batch, logits)).values()
 
     columns = iter(in_batches(prompts, batch_size, "compression", measure))
@@ -123,11 +111,11 @@ def tokens_read(
     ``re-encoded``: the whole prompt (the paper's baseline); ``prefix``: keys and values of all
     demonstration tokens re-used (the fair baseline); ``compressed``: of those in ``keep`` alone.
     """
-    shown, total = demonstrations(prompts).sum(1), prompts.target + 1
+    before, total = demonstrations(prompts).sum(1), prompts.target + 1
     return {
         "re-encoded": (total, torch.zeros_like(total)),
-        "prefix": (total - shown, shown),
-        "compressed": (total - shown, keep.sum(1)),
+        "prefix": (total - before, before),
+        "compressed": (total - before, keep.sum(1)),
     }
 
 

@@ -47,20 +47,20 @@ def queries_and_keys(
         names = [get_act_name(kind, layer) for layer in range(model.cfg.n_layers)]
         return [(name, partial(store, name=name)) for name in names]
 
-    def keys_of_labels(shown: Prompts) -> list[Hook]:
-        return watch("k", shown.label_pos)
+    def keys_of_labels(examples: Prompts) -> list[Hook]:
+        return watch("k", examples.label_pos)
 
     def query_of_target(some: Prompts) -> list[Hook]:
         return watch("q", (some.target - demonstrations(some).sum(1))[:, None])
 
-    found = answers_by_set(model, prompts, keys_of_labels, query_of_target, batch_size)
+    model_answers = answers_by_set(model, prompts, keys_of_labels, query_of_target, batch_size)
     keys, queries = (
         torch.stack([torch.cat(seen[get_act_name(kind, la)]) for la in range(model.cfg.n_layers)])
         for kind in "kq"
     )  # (layer, 1, demo, width), (layer, batch, 1, width)
     share = prompts.of_class()[0].to(keys.dtype)  # (demo, cls)
     by_class = torch.einsum("dc,ldw->lcw", share / share.sum(0), keys[:, 0])
-    return queries[:, :, 0], by_class, found
+    return queries[:, :, 0], by_class, model_answers
 
 
 def key_distances(
@@ -71,10 +71,7 @@ def key_distances(
     """Return distances of keys, each projected to ``sigma_m * (v_m . k)``, not centred, with v_m
     the first ``directions`` principal directions of the queries and sigma_m their standard
     deviations."""
-    count, width = queries.shape[-2:]
-    most = min(count - 1, width)
-    if not 1 <= directions <= most:
-        raise IclError(f"These queries vary along at most {most} directions; got {directions=}.")
+    count = queries.shape[-2]
     centred = queries.double() - queries.double().mean(-2, keepdim=True)
     _, sigma, basis = torch.linalg.svd(centred, full_matrices=False)
     sigma = (sigma / math.sqrt(count))[..., :directions].to(queries.dtype)

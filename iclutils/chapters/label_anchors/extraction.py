@@ -81,11 +81,11 @@ def auc(scores: Float[Tensor, "batch cls"], predicted: Int[Tensor, "batch"]) -> 
     present = predicted.unique()
     if len(present) < 2:
         return float("nan")
-    kept = scores[:, present].double()
+    shares = scores[:, present].double()
     if len(present) > 2:
-        total = kept.sum(-1, keepdim=True)
-        kept = torch.where(total > 0, kept / total, 1 / len(present))
-    of = [kept[predicted == one] for one in present]
+        total = shares.sum(-1, keepdim=True)
+        shares = torch.where(total > 0, shares / total, 1 / len(present))
+    of = [shares[predicted == one] for one in present]
     pairs = list(permutations(range(len(present)), 2)) if len(present) > 2 else [(1, 0)]
     return statistics.fmean(area(of[i][:, i], of[j][:, i]) for i, j in pairs)
 

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from ...errors import IclError
 from ...interp.hooks import Hook, cut_attention
 from ...interp.kv_cache import demonstrations, sets
 from ...interp.readout import target_logits
@@ -25,36 +24,26 @@ from .answers import Answers, answers_by_set, collect, demonstrations_alone
 Positions = Int[Tensor, "batch isolated"]
 
 
-def isolation(
-    model: TransformerBridge,
-    prompts: Prompts,
-    layers: Iterable[int],
-    positions: Positions | None = None,
-) -> list[Hook]:
-    """Make hooks that isolate ``positions``, or all label words, in each of the ``layers``."""
-    cut = cut_edges(prompts, prompts.label_pos if positions is None else positions)
-    return cut_attention(model, dict.fromkeys(layers, cut))
+def isolation(model: TransformerBridge, prompts: Prompts, layers: Iterable[int]) -> list[Hook]:
+    """Make hooks that isolate the label words in each of the ``layers``."""
+    return cut_attention(model, dict.fromkeys(layers, cut_edges(prompts)))
 
 
-def cut_edges(prompts: Prompts, positions: Positions) -> Bool[Tensor, "batch dest src"]:
-    """Return the edges that isolation cuts: from everything before a position into it."""
-    size = prompts.tokens.shape[1]
-    inside = bool(((positions >= 0) & (positions < size)).all())
-    if len(positions) != len(prompts) or not inside:
-        raise IclError("Need one row of positions per prompt, all of them inside the prompt.")
-    place = torch.arange(size, device=positions.device)
-    isolated = (place == positions[..., None]).any(1)
-    return isolated[:, :, None] & (place < place[:, None])
+def cut_edges(prompts: Prompts) -> Bool[Tensor, "batch dest src"]:
+    """Return the edges that isolation cuts: from everything before a label word into it."""
+    place = torch.arange(prompts.tokens.shape[1], device=prompts.label_pos.device)
+    is_label = (place == prompts.label_pos[..., None]).any(1)  # (batch, pos)
+    return is_label[:, :, None] & (place < place[:, None])
 
 
-def isolated(
+def isolate(
     model: TransformerBridge,
     prompts: Prompts,
     layers: Iterable[int],
     positions: Positions | None = None,
     batch_size: int | None = None,
 ) -> Answers:
-    """Return the answers under ``isolation``.
+    """Return the answers under ``isolation`` of the label words, or of other ``positions``.
 
     Controls are ``random_positions``, ``random_by_set`` and ``wrong_positions``. Demonstrations
     that prompts share, cut at the same positions, are read once."""
@@ -79,11 +68,6 @@ def random_positions(prompts: Prompts, generator: torch.Generator) -> Positions:
     tokens, labels = prompts.tokens.cpu(), prompts.label_pos.cpu()
     free = torch.arange(tokens.shape[1]) <= prompts.target.cpu()[:, None] - 2
     free = free.scatter(1, labels, False)
-    fewest = int(free.sum(-1).min())
-    if fewest < labels.shape[1]:
-        raise IclError(
-            f"Cannot draw {labels.shape[1]} random positions from {fewest}: use longer prompts."
-        )
     drawn = torch.multinomial(free.double(), labels.shape[1], generator=generator)
     return drawn.to(prompts.tokens.device)
 

@@ -15,12 +15,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from ...errors import IclError
-from ...interp.kv_cache import States, read_with_cache, shares_demonstrations, whole_states
+from ...interp.kv_cache import States, read_with_cache, whole_states
 from ...interp.readout import check_prompts, in_batches
 from ...models import TransformerBridge
 from ...progress import bar
-from ...tasks.prompts import Prompts, class_logits, join
+from ...tasks.prompts import Prompts, class_logits
 from .answers import Answers
 
 Beta = Float[Tensor, "*batch layer head cls"]
@@ -85,37 +84,32 @@ def prepare(model: TransformerBridge, prompts: Prompts) -> LastStep:
 
 def fit(
     step: LastStep,
-    sets: Int[Tensor, "batch"],
     generator: torch.Generator | None,
     epochs: int = 10,
     batch: int | None = 1,
     lr: float = 0.01,
     batch_size: int | None = None,
-) -> Float[Tensor, "set layer head cls"]:
-    """Learn a beta for each set of demonstrations; ``sets`` numbers that of each prompt, from 0.
+) -> Float[Tensor, "layer head cls"]:
+    """Learn beta on training prompts of one set of demonstrations.
 
     The defaults are the paper's: from 0, Adam on the cross-entropy over the label words, one row a
     step (``batch=None``: all), shuffled in each of ten epochs (without a generator: in order).
-    Several sets are fitted as if alone (ours), as Adam works entry by entry. ``batch_size``: rows
-    in a pass, whose gradients are added up.
+    ``batch_size``: rows in a pass, whose gradients are added up.
     """
-    cfg, sets = step.model.cfg, sets.to(step.prompts.target)
-    shape = int(sets.max()) + 1, cfg.n_layers, cfg.n_heads, step.prompts.classes
-    beta = torch.zeros(shape, device=sets.device, requires_grad=True)
-    everyone = torch.arange(len(sets), device=sets.device)
+    cfg, prompts = step.model.cfg, step.prompts
+    shape = cfg.n_layers, cfg.n_heads, prompts.classes
+    beta = torch.zeros(shape, device=prompts.target.device, requires_grad=True)
     adam = torch.optim.Adam([beta], lr=lr)
     for _ in bar(range(epochs), "epochs"):
-        order = torch.arange(len(sets))
+        order = torch.arange(len(prompts))
         if generator is not None and batch is not None:
-            order = torch.randperm(len(sets), generator=generator, device=generator.device)
-        for rows in order.to(sets.device).split(batch or len(sets)):
-            share = 1 / sets[rows].bincount(minlength=len(beta))[sets]  # in the loss of its set
-            beta.grad = torch.zeros_like(beta)
+            order = torch.randperm(len(prompts), generator=generator, device=generator.device)
+        for rows in order.to(beta.device).split(batch or len(prompts)):
+            adam.zero_grad()
             for few in rows.split(batch_size or len(rows)):
-                part = step if torch.equal(few, everyone) else step[few]
+                part = step if batch is None and len(few) == len(prompts) else step[few]
                 with torch.enable_grad():
-                    loss = (part.losses(beta[sets[few]]) * share[few]).sum()
-                beta.grad += torch.autograd.grad(loss, beta)[0]
+                    (part.losses(beta).sum() / len(rows)).backward()
             adam.step()
     return beta.detach()
 
@@ -132,19 +126,10 @@ def compare(
     """Return the answers before and after re-weighting, of each set of demonstrations.
 
     ``pairs`` are training prompts and other queries on the same demonstrations, which are
-    answered. With ``batch=None`` all sets are fitted in one go; ``batch_size``: prompts in a pass.
-    """
-    if batch is not None and len(pairs) > 1:
-        return [compare(model, [p], generator, epochs, batch, lr, batch_size)[0] for p in pairs]
-    if not all(shares_demonstrations(join(pair)) for pair in pairs):
-        raise IclError("train and test must all have the same demonstrations, only other queries.")
-    sizes = torch.tensor([len(first) for first, _ in pairs], device=pairs[0][0].target.device)
-    sets = torch.arange(len(pairs), device=sizes.device).repeat_interleave(sizes)
-    step = prepare(model, join([first for first, _ in pairs]))
-    betas = fit(step, sets, generator, epochs, batch, lr, batch_size)
-
-    found = []
-    for beta, (_, test) in zip(betas, pairs, strict=True):
+    answered; the other arguments are those of ``fit``."""
+    before_and_after = []
+    for train, test in pairs:
+        beta = fit(prepare(model, train), generator, epochs, batch, lr, batch_size)
 
         def both(some: Prompts, _: Tensor, beta: Tensor = beta) -> Iterator[Tensor]:
             ready = prepare(model, some)
@@ -152,5 +137,5 @@ def compare(
                 yield from vars(ready.answers(used)).values()
 
         columns = in_batches(test, batch_size, "re-weighting", both)
-        found.append((Answers(*columns[:3]), Answers(*columns[3:])))
-    return found
+        before_and_after.append((Answers(*columns[:3]), Answers(*columns[3:])))
+    return before_and_after

@@ -137,11 +137,11 @@ def edge_kinds(prompts: Prompts) -> Bool[Tensor, "batch kind dest src"]:
     """
     place = torch.arange(prompts.tokens.shape[1], device=prompts.tokens.device)
     label = torch.zeros_like(prompts.tokens, dtype=torch.bool).scatter(1, prompts.label_pos, True)
-    asked = place == prompts.target[:, None]
+    is_target = place == prompts.target[:, None]
     before = place[:, None] > place
     inside = before & (place <= prompts.target[:, None])[:, :, None]
     into_label = inside & label[:, :, None]
-    into_target = inside & asked[:, :, None] & label[:, None, :]
+    into_target = inside & is_target[:, :, None] & label[:, None, :]
     return torch.stack([into_label, into_target, inside & ~into_label & ~into_target], 1)
 
 
@@ -151,7 +151,7 @@ def flow(importance: Float[Tensor, "batch layer dest src"], prompts: Prompts) ->
     # One kind at a time and multiplied out, so that small shares keep their digits.
     total = [(importance * kind[:, None]).sum((-2, -1)) for kind in kinds.unbind(1)]
     count = kinds.sum((-2, -1))
-    asked = importance[torch.arange(len(prompts)), :, prompts.target]  # (batch, layer, src)
+    into_target = importance[torch.arange(len(prompts)), :, prompts.target]  # (batch, layer, src)
     rest = kinds[torch.arange(len(prompts)), 2, prompts.target]  # no label word, not itself
-    others = (asked * rest[:, None]).sum(-1) / rest.sum(-1, keepdim=True)
+    others = (into_target * rest[:, None]).sum(-1) / rest.sum(-1, keepdim=True)
     return Flow(torch.stack(total, -1), count, others)

@@ -47,7 +47,7 @@ def predictions(weights: Weights, xs: Xs) -> Float[Tensor, "*batch n"]:
 def ols_weights(xs: Xs, ys: Labels) -> Weights:
     """Return min-norm ordinary least squares, X⁺y. Singular values below max(n, d) times the
     machine epsilon of the data, relative to the largest, count as 0."""
-    x, y = _checked(xs, ys)
+    x, y = _check(xs, ys)
     cut = torch.finfo(xs.dtype).eps * max(xs.shape[-2:], default=1)
     flat = x.reshape(-1, *x.shape[-2:]), y.reshape(-1, y.shape[-1])
     weights, well = _well_conditioned(*flat, cut)
@@ -59,16 +59,14 @@ def ols_weights(xs: Xs, ys: Labels) -> Weights:
 def ridge_weights(xs: Xs, ys: Labels, penalty: float) -> Weights:
     """Return ridge regression, (XᵀX + penalty I)⁻¹ Xᵀy; without a penalty, min-norm least squares.
     With noise and w ~ N(0, prior² I), the penalty (noise/prior)² gives the posterior mean."""
-    return _ridge(*_checked(xs, ys), penalty) if penalty else ols_weights(xs, ys)
+    return _ridge(*_check(xs, ys), penalty) if penalty else ols_weights(xs, ys)
 
 
 def gd_weights(xs: Xs, ys: Labels, rate: float | Float[Tensor, "rate"], steps: int = 1) -> Weights:
     """Take steps of full-batch gradient descent from 0 on each prefix: w -= 2 rate (XᵀXw - Xᵀy).
     ``sgd_weights`` takes a step for each pair. ``rate`` is one for all prefixes, or has entry n for
     the prefix of n pairs (``tuned_rate``)."""
-    if steps < 1:
-        raise IclError(f"Gradient descent takes at least one step; got {steps}.")
-    x, y = _checked(xs, ys)
+    x, y = _check(xs, ys)
     rates = torch.as_tensor(rate, dtype=y.dtype, device=y.device)
     pace = 2 * rates.expand(y.shape[-1:])[:, None]
     moments = _before(x * y[..., None])
@@ -88,23 +86,20 @@ def tuned_rate(pairs: int, dim: int, ratio: float = 0.0) -> Float[Tensor, "n"]:
     return 0.5 / (torch.arange(pairs, dtype=torch.float64) + dim + 1 + ratio)
 
 
-def sgd_weights(xs: Xs, ys: Labels, rate: float, penalty: float = 0.0) -> Weights:
-    """Take one pass of stochastic gradient descent, a pair a step: w -= 2 rate (x(x·w) - xy + λw).
-    No loop: with q = 1 - 2 rate λ the errors e_n = y_n - w_n·x_n solve the triangular system e_n +
-    2 rate Σ_{i<n} q^(n-1-i) (x_n·x_i) e_i = y_n, and the weights are sums of x_i e_i."""
-    x, y = _checked(xs, ys)
-    place = torch.arange(y.shape[-1], device=x.device)
-    age = (place[:, None] - place - 1).clamp(min=0)
-    decay = torch.pow(torch.full_like(age, 1 - 2 * rate * penalty, dtype=x.dtype), age)
-    decay = 2 * rate * decay.tril(-1)
-    system = decay * (x @ x.mT) + torch.eye(len(age), dtype=x.dtype, device=x.device)
+def sgd_weights(xs: Xs, ys: Labels, rate: float) -> Weights:
+    """Take one pass of stochastic gradient descent, a pair a step: w -= 2 rate (x(x·w) - xy). No
+    loop: the errors e_n = y_n - w_n·x_n solve the triangular system e_n + 2 rate Σ_{i<n} (x_n·x_i)
+    e_i = y_n, and the weights are sums of 2 rate x_i e_i."""
+    x, y = _check(xs, ys)
+    eye = torch.eye(y.shape[-1], dtype=x.dtype, device=x.device)
+    system = (2 * rate * (x @ x.mT)).tril(-1) + eye
     errors = solve_triangular(system, y[..., None], upper=False, unitriangular=True)
-    return decay @ (x * errors)
+    return 2 * rate * _before(x * errors)
 
 
 def averaging_weights(xs: Xs, ys: Labels) -> Weights:
     """Return the mean of x y ({cite}`garg2022`): one step of GD at the rate 1 / (2n)."""
-    x, y = _checked(xs, ys)
+    x, y = _check(xs, ys)
     count = torch.arange(y.shape[-1], dtype=x.dtype, device=x.device).clamp(min=1)
     return _before(x * y[..., None]) / count[:, None]
 
@@ -117,7 +112,7 @@ def knn(xs: Xs, ys: Labels, k: int = 3, power: float = 0.0) -> Float[Tensor, "*b
     """Return the mean label of the k nearest pairs before, weighted by distance to the power of
     -``power``; with a power, pairs at the query itself count alone. The paper: k = 3, powers 0 and
     2."""
-    x, y = _checked(xs, ys)
+    x, y = _check(xs, ys)
     apart = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
     later = torch.ones_like(apart).triu().bool()
     near, index = apart.masked_fill(later, torch.inf).topk(min(k, y.shape[-1]), largest=False)
@@ -212,7 +207,7 @@ def _before(terms: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(terms[..., :1, :]), terms[..., :-1, :].cumsum(-2)], -2)
 
 
-def _checked(xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
+def _check(xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
     if xs.ndim < 2 or xs.shape[:-1] != ys.shape or not xs.numel():
         shapes = f"{tuple(xs.shape)} and {tuple(ys.shape)}"
         raise IclError(f"Need xs of (*batch, n, d) and ys of (*batch, n), not empty; got {shapes}.")

@@ -59,7 +59,7 @@ def concatenate(predictors: Sequence[Predictor]) -> Predictor:
     return predictor
 
 
-def spd(first: Predicted, second: Other, dim: int = 1) -> Spread:
+def spd(first: Predicted, second: Other, dim: int) -> Spread:
     """Return the squared prediction difference for n = 0, 1, ... pairs seen: mean over contexts of
     (f - g)², divided by ``dim`` (1 is the definition, d what the paper plots). Leading axes are
     broadcast."""
@@ -77,11 +77,7 @@ def apart(
 ) -> Float[Tensor, "*ensemble batch"]:
     """Return SPD / d of each context, averaged over a region of n, ``under_determined`` if None.
     The difference of two, context by context, tells which of two algorithms is nearer."""
-    region, squares = region or under_determined(dim), _squares(first, second, dim)
-    count = squares.shape[-1]
-    if not 0 <= (region.start or 0) < (region.stop or count) <= count:
-        raise IclError(f"{region} is not covered by contexts of n = 0 .. {count - 1} pairs.")
-    return squares[..., region].mean(-1)
+    return _squares(first, second, dim)[..., region or under_determined(dim)].mean(-1)
 
 
 def mspd(first: Predicted, second: Other, dim: int) -> Spread:
@@ -110,9 +106,7 @@ def implicit_weights(
 ) -> Fit:
     """Return the implicit linear weights of a predictor after each context ({cite}`akyurek2023`):
     every query in turn is the x that follows its pairs."""
-    batch, count, dim = queries.shape
-    if count <= dim:
-        raise IclError(f"A fit of {dim} numbers needs more queries; got {count}.")
+    batch, count, _ = queries.shape
     pairs = contexts.xs[:, None].expand(-1, count, -1, -1)
     xs = torch.cat([pairs, queries[:, :, None].to(pairs)], -2).flatten(0, 1)
     ys = functional.pad(contexts.ys, (0, 1))  # the last is never read
@@ -132,7 +126,7 @@ def linear_fit(
     return Fit(weights, residual / total.mean(-1, keepdim=True))
 
 
-def ilwd(first: Float[Tensor, "*ensemble batch d"], second: Other, dim: int = 1) -> Spread:
+def ilwd(first: Float[Tensor, "*ensemble batch d"], second: Other, dim: int) -> Spread:
     """Return the implicit linear weight difference, the mean over contexts of |w - v|², divided by
     ``dim``. Weights are an algorithm's own, or a regressor's ``implicit_weights``."""
     return spread(_squares(first, second, dim).sum(-1))

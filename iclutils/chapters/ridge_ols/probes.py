@@ -21,7 +21,6 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...errors import IclError
 from ...models.regressors import InContextRegressors, as_tokens
 from ...progress import bar
 from ...tasks.regression import Contexts
@@ -63,7 +62,7 @@ def prepare(networks: Sequence[InContextRegressors], contexts: Contexts) -> tupl
     return hidden_states(networks, contexts.xs, contexts.ys), targets
 
 
-def shuffled(targets: Targets, generator: torch.Generator) -> Targets:
+def shuffle(targets: Targets, generator: torch.Generator) -> Targets:
     """Move every target to another context: a probe of these should have an error of 1."""
     order = torch.randperm(targets.shape[1], generator=generator, device=generator.device)
     order = order.to(targets.device)
@@ -86,7 +85,6 @@ def whiten(states: States, held_out: int, batch_size: int = 128) -> States:
     """Whiten the states in place, layer by layer, by the contexts that a probe is fitted to: all
     but the last ``held_out``, in whole batches. Return the same tensor."""
     net, layer, batch, pos, width = states.shape
-    _check(batch, held_out, width + pos)
     fitted = (batch - held_out) // max(batch_size, 1) * batch_size
     for group in states.view(net * layer, batch, pos, width):
         centred = group - group[:fitted].mean(0)
@@ -180,12 +178,6 @@ def _normalised(
     coordinates."""
     spread = (targets - targets.mean(1, keepdim=True)).square().sum(-1).mean(1, keepdim=True)
     return (predicted - targets).square().sum(-1) / spread
-
-
-def _check(batch: int, held_out: int, least: int) -> None:
-    if held_out < 2 or batch - held_out <= least:
-        counts = f"{held_out} and {batch - held_out}"
-        raise IclError(f"Hold out at least 2 contexts and fit to more than {least}; got {counts}.")
 
 
 def ridge_errors(

@@ -51,7 +51,7 @@ def predict_numbers(
 ) -> tuple[Float[Tensor, "batch n"], Float[Tensor, "batch n"]]:
     """Return each y as the model expects it after the pairs before, and the probability of any
     number. A number is one token."""
-    tokens, at = _written(form, xs, ys)
+    tokens, at = _write(form, xs, ys)
     answers = []
     for batch in bar(tokens.split(batch_size), "contexts"):
         hook = at_positions(at.expand(len(batch), -1))
@@ -63,22 +63,20 @@ def predict_numbers(
 
 
 def ask_every_number(
-    model: TransformerBridge, form: NumberFormat, contexts: Contexts, seen: Sequence[int]
+    model: TransformerBridge, form: NumberFormat, contexts: Contexts, after: Sequence[int]
 ) -> Float[Tensor, "batch entry query"]:
     """Return the model's answers to every x that can be written, after so many pairs. All x share
     the keys and values of the pairs, so that these are read once; ``predict_numbers`` is for the
     contexts' own x."""
-    if min(seen) < 1:
-        raise IclError("Every x is asked after one pair at least.")
     device, count = model.cfg.device, len(form.values)
-    tokens, at = _written(form, contexts.xs, contexts.ys)
+    tokens, at = _write(form, contexts.xs, contexts.ys)
     tokens, wanted = tokens.to(device), form.values[:, 0].to(device)
     gaps = torch.tensor(form.between, dtype=torch.long).expand(count, -1)
     queries = torch.cat([form.values, gaps], 1).to(device)  # (query, step)
     means = []
     for batch in bar(tokens.split(max(1, ROWS // count)), "contexts"):
         states, answers = keys_values(model, batch), []
-        for pairs in seen:
+        for pairs in after:
             cut = int(at[pairs]) - len(form.between) - 1  # the last token before an x
             last = batch[:, cut].repeat_interleave(count)[:, None]
             fed = torch.cat([last, queries.repeat(len(batch), 1)], 1)  # (batch query, step)
@@ -99,7 +97,7 @@ def hidden_states(
     model: TransformerBridge, form: NumberFormat, contexts: Contexts, batch_size: int = 16
 ) -> Float[Tensor, "layer batch width"]:
     """Return the residual streams (0: the embedding) at the token before the last y."""
-    tokens, at = _written(form, contexts.xs, contexts.ys)
+    tokens, at = _write(form, contexts.xs, contexts.ys)
     layers = range(model.cfg.n_layers)
     names = [get_act_name("resid_pre", 0), *(get_act_name("resid_post", la) for la in layers)]
     cut, states = int(at[-1]), []
@@ -110,7 +108,7 @@ def hidden_states(
     return torch.cat(states, 1)
 
 
-def _written(form: NumberFormat, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
+def _write(form: NumberFormat, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
     if xs.shape[-1] != 1 or form.values.shape[1] != 1:
         raise IclError("x must have one dimension, and a number must be written in one token.")
     return form.write(xs, ys)

@@ -18,7 +18,7 @@ from iclutils.chapters.contrastive_kernel.features import (
     kernel_error,
     log_kernel,
     positive_random,
-    scaled,
+    rescale,
 )
 
 seeds = st.integers(0, 9999)
@@ -44,11 +44,11 @@ def test_nothing_overflows(length):
     q, k, v = data(4, 3, 8, 16)
     q, k = (length * part / part.norm(dim=-1, keepdim=True) for part in (q, k))
     drawn = directions(64, 16, seeded(0))[0]
-    logs = positive_random(scaled(q), drawn), positive_random(scaled(k), drawn)
+    logs = positive_random(rescale(q), drawn), positive_random(rescale(k), drawn)
     expected = special.logsumexp(logs[0].numpy()[:, None] + logs[1].numpy()[None], -1)
     close = 1e-12 * max(np.abs(expected).max(), 1)
     np.testing.assert_allclose(log_kernel(*logs), expected, atol=close)
-    for mixed in (attention(q, k, v), feature_attention(*logs, v, logarithms=True)):
+    for mixed in (attention(q, k, v), feature_attention(*logs, v)):
         assert float(mixed.abs().max()) <= float(v.abs().max()) * (1 + 1e-12)
     assert length < 1000 or not bool(logs[0].exp().all())  # as numbers they are lost
 
@@ -77,10 +77,11 @@ def test_the_error_of_random_features():
     q, k, v = data(4, 2, 5, 2)
     found = kernel_error(q, k, v, [16], [0.5], 3, seeded(1))
     exact, errors = attention(q / 2, k / 2, v), []
-    a, b = scaled(q / 2), scaled(k / 2)
+    a, b = rescale(q / 2), rescale(k / 2)
     for omega in directions(16, 2, seeded(1), 3):
         phi = [(z @ omega.T - z.square().sum(-1)[:, None] / 2).exp() for z in (a, b)]
-        missed = feature_attention(*phi, v) - exact
+        weights = phi[0] @ phi[1].T
+        missed = weights @ v / weights.sum(-1, keepdim=True) - exact
         errors.append(missed.norm(dim=-1) / exact.norm(dim=-1))
     torch.testing.assert_close(found[0, 0], torch.cat(errors).quantile(0.5))
     few, many = kernel_error(q, k, v, [32, 8192], [0.35], 100, seeded(1))[0]

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from iclutils import models, zoo
 from iclutils.chapters.contrastive_kernel import ablation
 from iclutils.chapters.contrastive_kernel.ablation import PARTS, change_heads
-from iclutils.chapters.contrastive_kernel.dual import contrasted, dual_form
+from iclutils.chapters.contrastive_kernel.dual import contrast, dual_form
 from iclutils.chapters.contrastive_kernel.features import attention
 from iclutils.chapters.contrastive_kernel.heads import (
     direct_logit_attribution,
@@ -26,7 +26,6 @@ from iclutils.interp.at_query import read, read_heads
 
 KINDS = ("gpt2", "neox", "llama", "qwen2", "induction-0")
 SINGLE = 2e-5  # the model computes in float32
-PARAMETER = {"regularised": "alpha", "negative_samples": "beta"}
 
 
 class Both:
@@ -164,46 +163,37 @@ def test_direct_contributions_sum_to_the_logit(both, against):
     assert float(found.update_share) == pytest.approx(float(updates.mean() / expected.mean()), 1e-3)
 
 
-@pytest.mark.parametrize("part", ["update", "start"])
-def test_ablation_is_z_replaced_by_hand(both, part):
-    """Hugging Face with one head's z set to what is left. Fails if other heads change too."""
-    x, mask = tokens(3, 12), some_mask(3, 12)
-    query = read(both.model, x)
-    duals = dual_heads(query, mask)
-    layer, head = 0, 3
-    left = (duals.start if part == "update" else duals.update)[:, layer, head]
-    expected = both.run_with_z(x, layer, head, left)[:, -1]
-    close(query.again(change_heads(query, mask, PARTS[part], [(layer, head)])), expected, 1e-3)
-    assert (both.run(x)[0][:, -1] - expected).abs().max() > 1e-2
+CHANGES = {
+    "no update": ablation.no_update,
+    "no start": ablation.no_start,
+    "shorter start": partial(ablation.regularised, alpha=0.7),
+    "negative samples": partial(ablation.negative_samples, beta=0.7),
+}
 
 
-@pytest.mark.parametrize("variant", ["regularised", "negative_samples"])
-def test_a_variant_is_z_replaced_by_hand(both, variant):
-    """Hugging Face with one head's z from its keys and values: a shorter start, or values less
-    the mean of the others."""
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_z_replaced_by_hand(both, name):
+    """Hugging Face with one head's z from its keys and values. Fails if other heads change too."""
     x, mask, layer, head = tokens(3, 12), some_mask(3, 12), 1, 2
     query = read(both.model, x)
     (parts,) = read_heads(query, [layer])
     q, key, value = (part[:, head] for part in parts[:3])
-    start, update = dual_form(q[:, None], key, value, mask)
-    z = (0.3 * start + update)[:, 0]
-    if variant == "negative_samples":
-        z = attention(q[:, None], key, contrasted(value, mask, 0.7))[:, 0]
-    change = partial(getattr(ablation, variant), **{PARAMETER[variant]: 0.7})
-    expected = both.run_with_z(x, layer, head, z)[:, -1]
-    close(query.again(change_heads(query, mask, change, [(layer, head)])), expected, 1e-3)
+    start, update = (part[:, 0] for part in dual_form(q[:, None], key, value, mask))
+    z = {"no update": start, "no start": update, "shorter start": 0.3 * start + update}
+    z["negative samples"] = attention(q[:, None], key, contrast(value, mask, 0.7))[:, 0]
+    expected = both.run_with_z(x, layer, head, z[name])[:, -1]
+    hooks = change_heads(query, mask, CHANGES[name], [(layer, head)])
+    close(query.again(hooks), expected, 1e-3)
     assert (both.run(x)[0][:, -1] - expected).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["update", "start"])
-def test_what_a_change_removes(both, name):
+def test_what_a_change_removes(both):
     """The part itself, or a share of it."""
     query, mask = read(both.model, tokens(3, 12)), some_mask(3, 12)
-    duals = dual_heads(query, mask)
-    part = duals.update if name == "update" else duals.start
-    close(ablation.removed_by(query, mask, PARTS[name]), part, 1e-10)
+    start, update, *_ = dual_heads(query, mask)
     tenth = partial(ablation.regularised, alpha=0.1)
-    close(ablation.removed_by(query, mask, tenth), 0.1 * duals.start, 1e-10)
+    for change, part in ((PARTS["update"], update), (PARTS["start"], start), (tenth, 0.1 * start)):
+        close(ablation.removed_by(query, mask, change), part, 1e-10)
 
 
 def test_answers_that_stay_right():

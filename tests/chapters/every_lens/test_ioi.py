@@ -41,7 +41,7 @@ def test_a_circuit_is_tested_as_by_hand(reader, said):
     new = ioi.three_names(reader, said)
     parts = {"one": [(0, 1), (2, 0)], "two": [(1, 2)]}
     same = [[heads] * 8 for heads in parts.values()]
-    found = ioi.tested(reader, said, same, new, 2, seeded())
+    found = ioi.assess(reader, said, same, new, 2, seeded())
     every = [(la, h) for la in range(3) for h in range(4)]
 
     def lead(kept):
@@ -75,7 +75,7 @@ def test_a_summary_is_in_shares_of_the_lead_and_over_pairs():
     circuit = torch.tensor([3.0] * 4 + [1.0] * 4)
     complete = torch.stack([torch.zeros(2, 8), torch.stack([torch.full((8,), 2.0), whole])], 0)
     minimal = torch.stack([torch.stack([whole, whole]), torch.stack([whole, whole - 1])])
-    found = ioi.summary(ioi.Tested(circuit, complete, minimal), whole)
+    found = ioi.summary(ioi.Assessment(circuit, complete, minimal), whole)
     assert found["faithful"] == pytest.approx((0.5, 0.25, 2))
     assert found["complete"] == pytest.approx((0.5, 0.0, 2))
     assert found["minimal"] == pytest.approx((0.5, 0.0, 2))

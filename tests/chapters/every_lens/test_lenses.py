@@ -57,7 +57,7 @@ def test_heads_and_mlps_write_the_whole_vector(net, here, found):
 def test_a_step_towards_a_vector_is_what_the_dual_model_writes_along_it(net, here):
     query = read(net, here.task.clean, here.at)
     vector = torch.randn(net.cfg.d_model, generator=torch.Generator().manual_seed(0)).double()
-    update = dual_heads(query, here.shown).update
+    update = dual_heads(query, here.in_examples).update
     written = torch.einsum("blhe,lhed->blhd", update, net.W_O.double()) @ vector
     step = marks.step_towards(query, here, vector)
     assert torch.allclose(step.sum(-1), written / vector.square().sum(), atol=1e-9)
@@ -66,8 +66,8 @@ def test_a_step_towards_a_vector_is_what_the_dual_model_writes_along_it(net, her
 def test_the_difference_of_two_states_in_the_last_layer_makes_one_answer_the_other(net, here):
     one = here[:1]
     u = marks.measure(net, one, layer=2, steps=1).u
-    said = compare.steered(net, one, [(3, u[3]), (3, 0 * u[3])])
-    sides = compare.sides(net, one, one.shuffled(torch.Generator().manual_seed(0)))
+    said = compare.add_at_target(net, one, [(3, u[3]), (3, 0 * u[3])])
+    sides = compare.sides(net, one, one.shuffle(torch.Generator().manual_seed(0)))
     assert torch.allclose(said.margin[0], sides["examples"].margin, atol=1e-2)
     assert torch.equal(said.right[0], sides["examples"].right)
     assert torch.allclose(said.p[1], sides["none"].p, atol=1e-5)
@@ -106,7 +106,7 @@ def test_sets_to_remove_part_the_marked_heads_and_controls_are_others_of_their_l
     assert (sets["match, not vector"], sets["vector, not match"]) == ({2, 13}, set())
     assert sets[compare.EITHER] == set().union(*(sets[k] for k in compare.GROUPS))
     for heads in sets.values():
-        for others in compare.redrawn(heads, 10, 3, torch.Generator().manual_seed(0)):
+        for others in compare.redraw(heads, 10, 3, torch.Generator().manual_seed(0)):
             assert sorted(layer[sorted(others)].tolist()) == sorted(layer[sorted(heads)].tolist())
             assert not others & heads
 
@@ -119,12 +119,12 @@ def test_removals_have_all_ways_and_are_what_the_package_patches(net, here):
     others = compare.controls(sets, net.cfg.n_heads, len(here), draw)
     means = removal.mean_over([removal.head_means(net, here.task.corrupt)], "the rival's prompts")
     constants = dict.fromkeys((compare.OTHERS, compare.OWN, compare.LEAST), means)
-    wrong = here.shuffled(draw)
+    wrong = here.shuffle(draw)
     found = compare.removals(net, here, wrong, sets, others, constants)
     assert found.keys() == compare.COMPARED.keys()
     heads = graph.all_heads(net)
     for way, how in ((compare.RIVAL, "resample"), (compare.ZERO, "zero")):
-        names = compare.compared(way, sets)
+        names = compare.sets_of(way, sets)
         nodes = [[heads[i] for i in sorted(sets[k])] for k in names]
         by_patching = patching.ablate(net, here.task, nodes, how)
         assert torch.allclose(found[way].margin[0], by_patching, atol=1e-4)
@@ -138,7 +138,7 @@ def test_removals_have_all_ways_and_are_what_the_package_patches(net, here):
 def test_constants_are_fitted_for_all_cases_at_once(net, here):
     sets = {"one": {compare.EITHER: frozenset({5})}, "two": {compare.EITHER: frozenset({6, 9})}}
     start = removal.mean_over([removal.head_means(net, here.task.clean)], "all")
-    least = compare.fitted(net, {"one": here, "two": here}, sets, start, 2)
+    least = compare.fit_constants(net, {"one": here, "two": here}, sets, start, 2)
     moved = [layer for layer in range(4) if (least.by_layer[layer] != start.by_layer[layer]).any()]
     assert moved == [1, 2]
 

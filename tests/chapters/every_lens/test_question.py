@@ -36,7 +36,7 @@ def test_lines_are_pairs_of_the_list_and_no_word_comes_twice(reader, function):
             said = [w for pair in pairs for w in ", ".join(dict.fromkeys(pair)).split(", ")]
             if function != "first of three":
                 assert len({*said, query, answer}) == len(said) + len({query, answer})
-    wrong = here.shuffled(seeded(1))
+    wrong = here.shuffle(seeded(1))
     for side in ("clean", "corrupt"):
         one, other = (getattr(x.task, side).gather(1, here.answers) for x in (here, wrong))
         assert torch.equal(one.sort(1).values, other.sort(1).values)
@@ -67,7 +67,7 @@ def test_an_example_goes_with_the_newline_before_it(reader):
 
 
 def test_mixed_examples_show_what_they_say(reader):
-    here = asked(reader, count=20).mixed(seeded(1))
+    here = asked(reader, count=20).mix(seeded(1))
     shown = here.task.clean.gather(1, here.answers)
     rival = here.task.corrupt.gather(1, here.answers)
     assert torch.equal(shown == rival, here.shows == 1)

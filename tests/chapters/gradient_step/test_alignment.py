@@ -17,7 +17,7 @@ from iclutils.chapters.gradient_step.alignment import (
     responses,
     under_shift,
 )
-from iclutils.chapters.gradient_step.construction import constructed
+from iclutils.chapters.gradient_step.construction import construct
 from iclutils.chapters.gradient_step.descent import best_step, descend, predictor
 from iclutils.models.lsa import Shape
 from iclutils.tasks.functions import Problem
@@ -75,9 +75,9 @@ def test_five_networks_are_repetitions_and_of_three_the_worst_is():
 def test_alignment_of_known_pairs():
     """The same; the same times 3 and times -1, whose numbers follow from the weights."""
     xs, ys = some(1, (50, 8, 4), (50, 8))
-    weights = descend(xs, ys, [0.2]).weights[-1, :, 0]
+    weights = descend(xs, ys, [0.2]).weights[-1]
     answer = (weights * xs[:, -1]).sum(-1)
-    network = constructed(Shape(4, 7), [0.2], dtype=torch.float64)
+    network = construct(Shape(4, 7), [0.2], dtype=torch.float64)
     with torch.no_grad():
         torch.testing.assert_close(responses(network, xs, ys).sensitivity[0], weights, **TIGHT)
     for factor, cosine in ((1, 1.0), (3, 1.0), (-1, -1.0)):
@@ -93,7 +93,7 @@ def test_losses_under_shift():
     """Of one step of GD: flat when weights grow, the closed form when inputs do."""
     drawn = sample(Task(4), 40_000, 7, seeded(0))
     drawn = Contexts(*(part.double() for part in drawn))
-    table = {"gd": gd(0.4), "zero": gd(0.0), "network": constructed(Shape(4, 6), [0.4])}
+    table = {"gd": gd(0.4), "zero": gd(0.0), "network": construct(Shape(4, 6), [0.4])}
     plain = float(half_mse(answers(gd(0.4), drawn.xs, drawn.ys), drawn.ys))
     flat = float(0.5 * drawn.ys[:, -1].square().mean())
     factors = [0.5, 1.0, 2.0]
@@ -112,10 +112,8 @@ def test_losses_under_shift():
 def test_products_are_what_a_layer_does():
     """Scores e_j KQ e_iᵀ and writes e_i PV, summed by hand over heads and keys."""
     xs, ys = some(0, (4, 6, 3), (4, 6))
-    network = random(Shape(3, 5, layers=2, heads=2))
-    stream = [tokens.numpy() for tokens in network.resid(xs, ys)]
-    for number, e in enumerate(stream[:2]):
-        kq, pv = (part.numpy() for part in products(network, number))
-        seen = e[:, :, :5]
-        expected = e + np.einsum("mbjc,mhcd,mbid,mbie,mhef->mbjf", e, kq, seen, seen, pv)
-        np.testing.assert_allclose(stream[number + 1], expected, rtol=1e-9, atol=1e-9)
+    network = random(Shape(3, 5, heads=2))
+    e, after = (tokens.numpy() for tokens in network.resid(xs, ys))
+    kq, pv = (part.numpy() for part in products(network))
+    expected = np.einsum("mbjc,mhcd,mbid,mbie,mhef->mbjf", e, kq, e[:, :, :5], e[:, :, :5], pv)
+    np.testing.assert_allclose(after, e + expected, rtol=1e-9, atol=1e-9)

@@ -17,29 +17,24 @@ from iclutils.models.lsa import Shape
     seed=st.integers(0, 10_000),
     dim=st.integers(1, 6),
     pairs=st.integers(1, 12),
-    outputs=st.integers(1, 3),
     steps=st.integers(1, 10),
-    started=st.booleans(),
     plus=st.booleans(),
 )
-def test_layers_are_steps(seed, dim, pairs, outputs, steps, started, plus):
+def test_layers_are_steps(seed, dim, pairs, steps, plus):
     """To 1e-10 for K = 1 .. 10; a sign of P, W_V or the query's slot would show at once."""
-    xs, ys, first = some(seed, (2, 2, pairs + 1, dim), (2, 2, pairs + 1, outputs), (outputs, dim))
+    xs, ys = some(seed, (2, 2, pairs + 1, dim), (2, 2, pairs + 1))
     xs = xs / dim**0.5  # so that ten steps neither explode nor vanish
-    start = first if started else None
     rates = torch.linspace(0.05, 0.4, steps).double()
     gammas = torch.linspace(0.002, 0.02, steps).double() if plus else None
-    expected = descend(xs, ys, rates, gammas, start).predictions
-    assert_close(construction.stacked(xs, ys, rates, gammas, start), expected, **TIGHT)
+    expected = descend(xs, ys, rates, gammas).predictions
+    assert_close(construction.stack_layers(xs, ys, rates, gammas), expected, **TIGHT)
 
 
 def test_weights_are_those_of_the_proposition():
-    """By hand, d = 2, o = 1, N = 4, η = 0.8, W_0 = (5, 7); rows are channels in, columns out."""
-    start = torch.tensor([[5.0, 7.0]])
-    layer = construction.gradient_layer(2, 0.8, 4, start)
-    keep = [[1.0, 0, 0], [0, 1, 0], [0, 0, 0]]
-    assert layer.query[0].tolist() == layer.key[0].tolist() == keep
-    assert layer.value[0].tolist() == [[0, 0, 5], [0, 0, 7], [0, 0, -1]]
+    """By hand, d = 2, N = 4, η = 0.8; rows are channels in, columns out."""
+    layer = construction.gradient_layer(2, 0.8, 4)
+    assert layer.query[0].tolist() == layer.key[0].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]
+    assert layer.value[0].tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, -1]]
     assert_close(layer.out[0].float(), torch.tensor([0.0, 0, 0.2]).diag())
     plus = construction.gradient_layer(2, 0.8, 4, gamma=0.3)
     assert plus.value[0].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, -1]]
@@ -53,10 +48,8 @@ def test_constructed_networks(shared, plus):
     rates = [0.2, 0.2, 0.2] if shared else [0.1, 0.2, 0.3]
     gammas = None if not plus else [0.01] * 3 if shared else [0.02, 0.01, 0.03]
     shape = Shape(4, 7, layers=3, shared=shared, clip=1e6)
-    network = construction.constructed(shape, rates, gammas, torch.float64)
+    network = construction.construct(shape, rates, gammas, torch.float64)
     expected = descend(xs, ys, rates, gammas).predictions
     assert_close(network(xs, ys)[0], expected[-1], **TIGHT)
     rows = torch.stack([-tokens[0, :, -1, 4] for tokens in network.resid(xs, ys)])
     assert_close(rows, expected, **TIGHT)
-    single = construction.constructed(shape, rates, gammas)
-    assert {(p.dtype, p.requires_grad) for p in single.parameters()} == {(torch.float32, False)}

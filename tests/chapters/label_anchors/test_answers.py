@@ -10,7 +10,7 @@ from iclutils.chapters.label_anchors.answers import (
     answers_by_set,
     answers_by_set_without,
     answers_without,
-    centred,
+    centre,
     word_loyalty,
 )
 from iclutils.interp.hooks import ablate_heads, run_with_hooks
@@ -51,7 +51,7 @@ def test_a_preference_is_taken_out_within_each_set():
     told = Answers(torch.randn(7, 3), torch.zeros(7, 1).long(), prompts.gold)
     first = [0, 2, 5]
     mean = told.class_logits[first].sum(0) / 3
-    found = centred(told, prompts).class_logits
+    found = centre(told, prompts).class_logits
     torch.testing.assert_close(found[first], told.class_logits[first] - mean)
     torch.testing.assert_close(found[[1, 3, 4, 6]].sum(0), torch.zeros(3), atol=1e-5, rtol=0)
 

@@ -1,6 +1,5 @@
-"""Extraction: attention by hand, AUC against counted pairs and scikit-learn, undefined cases."""
+"""Extraction: attention by hand, AUC against scikit-learn, undefined cases."""
 
-from itertools import combinations
 from math import isnan
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_prompts import random_prompts
+from sklearn.metrics import roc_auc_score
 
 from iclutils.chapters.label_anchors.extraction import (
     auc,
@@ -42,40 +42,25 @@ def test_attention_is_summed_over_demonstrations_and_heads_or_prompts(model, sho
     torch.testing.assert_close(label_reading(model, prompts, True), whole, atol=1e-5, rtol=1e-4)
 
 
-def by_pairs(scores, positive):
-    """AUC as it is defined: how often a positive row outscores a negative one; ties count half."""
-    yes = [s for s, p in zip(scores, positive, strict=True) if p]
-    no = [s for s, p in zip(scores, positive, strict=True) if not p]
-    wins = sum((a > b) + 0.5 * (a == b) for a in yes for b in no)
-    return wins / (len(yes) * len(no))
-
-
-def by_hand(scores, predicted):
-    """The rule of the paper's code, by counting pairs."""
-    classes = sorted(set(predicted.tolist()))
-    if len(classes) == 2:
-        return by_pairs(scores[:, classes[1]].tolist(), (predicted == classes[1]).tolist())
-    shares = scores / scores[:, classes].sum(-1, keepdim=True)
-    areas = []
-    for a, b in combinations(classes, 2):
-        rows = (predicted == a) | (predicted == b)
-        for one in (a, b):
-            areas.append(by_pairs(shares[rows, one].tolist(), (predicted[rows] == one).tolist()))
-    return sum(areas) / len(areas)
-
-
 @settings(max_examples=60)
 @given(st.integers(2, 5), st.integers(4, 30), st.integers(0, 1000), st.booleans())
-def test_auc_counts_pairs(classes, rows, seed, coarse):
+def test_auc_is_scikit_learns(classes, rows, seed, coarse):
+    """One-vs-one as in the paper's code, over the classes that are predicted at all."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.rand(rows, classes, generator=generator, dtype=torch.float64) + 0.1
     if coarse:  # ties; integers, so that shares tie exactly too
         scores = torch.randint(1, 3, (rows, classes), generator=generator).double()
     predicted = torch.randint(0, classes, (rows,), generator=generator)
-    if len(predicted.unique()) == 1:
+    present = predicted.unique()
+    shares = scores[:, present] / scores[:, present].sum(1, keepdim=True)
+    if len(present) == 1:
         assert isnan(auc(scores, predicted))
+    elif len(present) == 2:
+        expected = roc_auc_score(predicted == present[1], scores[:, present[1]])
+        assert auc(scores, predicted) == pytest.approx(expected, abs=1e-12)
     else:
-        assert auc(scores, predicted) == pytest.approx(by_hand(scores, predicted), abs=1e-12)
+        expected = roc_auc_score(predicted, shares, multi_class="ovo", labels=present)
+        assert auc(scores, predicted) == pytest.approx(expected, abs=1e-12)
 
 
 def test_no_attention_counts_as_even_and_undefined_areas_are_nan():

@@ -1,5 +1,7 @@
 """Isolation: rows of attention by hand, what cannot change, controls."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from random_prompts import prompts_strategy, random_prompts, two_sets
 
 from iclutils.chapters.label_anchors.answers import answers
 from iclutils.chapters.label_anchors.isolation import (
-    isolated,
+    isolate,
     isolation,
     random_by_set,
     random_positions,
@@ -37,14 +39,13 @@ def test_the_last_layer_is_blind(gpt2):
     """Nothing reads the rows of label words that a cut in the last layer changes."""
     prompts = random_prompts(count=5)
     clean = answers(gpt2, prompts).class_logits
-    first, last = (isolated(gpt2, prompts, [la]).class_logits for la in (0, gpt2.cfg.n_layers - 1))
+    first, last = (isolate(gpt2, prompts, [la]).class_logits for la in (0, gpt2.cfg.n_layers - 1))
     torch.testing.assert_close(last, clean, atol=1e-5, rtol=1e-5)
     assert (first - clean).abs().max() > 0.1
 
 
 PLACES = {  # of two sets of demonstrations: alike within a set or not, and in the query
-    "label words": lambda p: None,
-    "cues": lambda p: p.cue_pos,
+    "label words": lambda p: p.label_pos,
     "one cue": lambda p: p.cue_pos[:, :1],
     "random by set": lambda p: random_by_set(p, seeded(3)),
     "random": lambda p: random_positions(p, seeded(3)),
@@ -56,9 +57,9 @@ PLACES = {  # of two sets of demonstrations: alike within a set or not, and in t
 def test_isolated_is_one_pass_over_every_whole_prompt(model, places):
     prompts, layers = two_sets(), range(model.cfg.n_layers - 1)
     at = places(prompts)
-    whole = answers(model, prompts, isolation(model, prompts, layers, at))
+    whole = answers(model, prompts, isolation(model, replace(prompts, label_pos=at), layers))
     for size in (None, 2):
-        got = isolated(model, prompts, layers, at, batch_size=size)
+        got = isolate(model, prompts, layers, at, batch_size=size)
         torch.testing.assert_close(got.class_logits, whole.class_logits, atol=2e-4, rtol=1e-4)
         assert torch.equal(got.gold, prompts.gold)
 

@@ -72,7 +72,7 @@ def test_the_flows_are_the_papers_sums(prompts):
 @given(prompts=prompts_strategy())
 def test_padding_and_order_do_not_matter(gpt2, prompts):
     whole = saliency(gpt2, prompts)
-    other = replace(prompts, tokens=prompts.tokens.where(prompts.kept, 7))
+    other = replace(prompts, tokens=prompts.tokens.where(prompts.real, 7))
     assert torch.equal(saliency(gpt2, other), whole)
     order = torch.arange(len(prompts)).flip(0)
     torch.testing.assert_close(saliency(gpt2, prompts[order])[order], whole)

@@ -11,14 +11,14 @@ from sklearn.neighbors import KNeighborsRegressor
 from torch.testing import assert_close
 
 from iclutils.chapters.ridge_ols import algorithms
-from iclutils.tasks.regression import Task, half_subspace, sample
+from iclutils.tasks.regression import Task, project_inputs, sample
 
 WEIGHTS = {
     "ols": algorithms.ols_weights,
     "ridge": partial(algorithms.ridge_weights, penalty=0.3),
     "gd": partial(algorithms.gd_weights, rate=0.02),
     "gd, steps": partial(algorithms.gd_weights, rate=0.01, steps=7),
-    "sgd": partial(algorithms.sgd_weights, rate=0.03, penalty=0.2),
+    "sgd": partial(algorithms.sgd_weights, rate=0.03),
     "averaging": algorithms.averaging_weights,
 }
 
@@ -95,7 +95,7 @@ def test_singular_systems_have_the_min_norm_solution(spoil, pairs):
 def test_rank_is_decided_at_the_precision_of_the_data():
     """Inputs of a subspace in float32 stick out of it by rounding, which must not be fitted."""
     plain = sample(Task(8, noise=0.5), 20, 16, torch.Generator().manual_seed(0))
-    half = half_subspace(plain, torch.Generator().manual_seed(1))
+    half = project_inputs(plain, torch.Generator().manual_seed(1))
     found = algorithms.ols_weights(half.xs, half.ys)
     expected = (
         torch.linalg.pinv(half.xs[:, :15].double(), rtol=1e-4) @ half.ys[:, :15, None].double()
@@ -112,8 +112,6 @@ def test_a_prefix_knows_nothing_of_later_pairs_or_other_contexts(name):
     for n in (1, 3, 6):
         part = WEIGHTS[name](xs[:, : n + 1], ys[:, : n + 1])
         assert_close(part[:, n], whole[:, n], atol=1e-8, rtol=1e-8)
-    alone = torch.stack([WEIGHTS[name](x, y) for x, y in zip(xs, ys, strict=True)])
-    assert_close(alone, whole, atol=1e-8, rtol=1e-8)
     folded = WEIGHTS[name](xs.unflatten(0, (2, 3)), ys.unflatten(0, (2, 3)))
     assert_close(folded.flatten(0, 1), whole, atol=1e-8, rtol=1e-8)
 
@@ -135,12 +133,12 @@ def test_gradient_descent_by_autograd():
     )
 
 
-def sgd_by_hand(xs, ys, rate, penalty, clip, growing):
+def sgd_by_hand(xs, ys, rate, clip, growing):
     """One context, number by number; ``clip`` and ``growing`` prefixes: the released code's."""
     w = [0.0] * xs.shape[1]
     rows = [list(w)]
     for n in range(len(xs) - 1):
-        slope = [2 * penalty * v for v in w]
+        slope = [0.0] * len(w)
         for i in range(0 if growing else n, n + 1):
             error = sum(a * b for a, b in zip(w, xs[i].tolist(), strict=True)) - float(ys[i])
             slope = [s + 2 * error * a for s, a in zip(slope, xs[i].tolist(), strict=True)]
@@ -149,13 +147,12 @@ def sgd_by_hand(xs, ys, rate, penalty, clip, growing):
     return torch.tensor(rows, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("rate", "penalty"), [(0.03, 0.0), (0.03, 0.5), (0.3, 0.0), (0.5, 2.0)])
-def test_stochastic_descent_by_hand(rate, penalty):
-    """Rates and penalties where 1 - 2 rate penalty is 1, between 0 and 1, and below 0."""
+@pytest.mark.parametrize("rate", [0.03, 0.3])
+def test_stochastic_descent_by_hand(rate):
     xs, ys = data(2, 9, 3)
     for b in range(3):
-        by_hand = sgd_by_hand(xs[b], ys[b], rate, penalty, inf, False)
-        assert_close(algorithms.sgd_weights(xs[b], ys[b], rate, penalty), by_hand)
+        by_hand = sgd_by_hand(xs[b], ys[b], rate, inf, False)
+        assert_close(algorithms.sgd_weights(xs[b], ys[b], rate), by_hand)
 
 
 def test_a_tuned_rate_has_the_least_risk():
@@ -169,8 +166,7 @@ def test_a_tuned_rate_has_the_least_risk():
         assert_close(best[1:], expected[1:], rtol=0.02, atol=0)
 
 
-@pytest.mark.parametrize("k", [1, 3, 5, 50])
-@pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize(("k", "power"), [(1, 0.0), (3, 1.0), (5, 2.0), (50, 2.0)])
 def test_neighbours_are_scikit_learns(k, power):
     def weigh(distance):
         return distance**-power
@@ -188,14 +184,6 @@ def test_a_neighbour_at_the_query_decides():
     assert algorithms.knn(xs, ys, 3, 0.0)[3] == pytest.approx(14 / 3)
 
 
-def test_without_noise_least_squares_misses_what_it_has_not_seen():
-    """1 - n/d of the variance on average, and nothing from n = d on."""
-    task = sample(Task(8), 2000, 17, torch.Generator().manual_seed(0))
-    error = (algorithms.ols(task.xs, task.ys) - task.ys).square().mean(0) / 8
-    closed = (1 - torch.arange(17) / 8).clamp(min=0)
-    assert_close(error, closed.double(), atol=0.1, rtol=0)  # standard errors of .037
-
-
 def noiseless(pairs):
     task = sample(Task(8), 100, pairs, torch.Generator().manual_seed(0))
     return task.xs, task.ys
@@ -209,7 +197,7 @@ def gap(one, other):
 def released(xs, ys, rate, growing, clip=20.0):
     """Answers of the released code's descents to every x."""
     pairs = zip(xs.double(), ys.double(), strict=True)
-    rows = [sgd_by_hand(x, y, rate, 0.0, clip, growing) for x, y in pairs]
+    rows = [sgd_by_hand(x, y, rate, clip, growing) for x, y in pairs]
     return algorithms.predictions(torch.stack(rows), xs)
 
 

@@ -45,13 +45,6 @@ def test_with_noise_a_learner_is_not_nearest_to_least_squares():
     assert distances.nearest(answers, known | {"nothing": 0 * ys}, DIM).winners == ["Bayes"]
 
 
-def test_the_noise_is_in_every_label():
-    """Also in those that are predicted: their errors have no smaller mean square than σ²."""
-    xs, ys, weights = drawn(40, 500, noise=0.5)
-    left = ys - (xs * weights[:, None]).sum(-1)
-    assert abs(float(left.std()) / 0.5 - 1) < 0.02  # more than four standard errors
-
-
 def test_two_layers_hold_the_moment_vector_as_clearly_as_eight():
     """By a linear probe of the tokens of y, best layer of each."""
     least = {}
