@@ -352,7 +352,7 @@ def bayes(noise, prior):
 
 
 def isolated(scores, places):
-    cut = cut_edges(prompts(places, places[:, 0]), places) | torch.ones(14, 14).triu(1).bool()
+    cut = cut_edges(prompts(places, places[:, 0])) | torch.ones(14, 14).triu(1).bool()
     return scores.masked_fill(cut[:, None], -torch.inf).softmax(-1)
 
 

@@ -312,7 +312,7 @@ def chapter_03(net, given):
         "state after layer 10": states[10, :, :3],
         "state after layer 29": states[29, :, :3],
         **{f"{name}, sixth": predictor(xs, ys)[:, 5] for name, predictor in named.items()},
-        "squared distance to y": distances.spd(means, ys).mean[5],
+        "squared distance to y": distances.spd(means, ys, 1).mean[5],
     }
 
 
