@@ -2,7 +2,8 @@
 
 A student who pastes a line gives its names the homework's own. So every run of statements of a
 cell (or of a function in it, or of a solution) is tried with each choice of the inputs for the
-names that it reads, and what its last statement computes is judged as an answer.
+names that it reads. Runs that begin alike are a tree: a statement that fails for some inputs ends
+all runs that begin with it, and what it computes is computed once.
 """
 
 import ast
@@ -13,7 +14,7 @@ import signal
 import symtable
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from inspect import isfunction, signature
 from pathlib import Path
@@ -29,35 +30,89 @@ from iclutils.files import read_json
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 LONGEST = 8  # statements
 MOST = 6  # names that a run of statements reads
+SECONDS = 0.05  # of the processor's for one statement, or three times what the solution takes
 DRAWS = "iclutils.plots", "matplotlib", "training"  # no answer comes from them
-ALLOWED = (ast.BinOp, ast.Call, ast.UnaryOp, ast.Subscript, ast.List, ast.Tuple, ast.ListComp)
+VALUES = (ast.BinOp, ast.Call, ast.UnaryOp, ast.Subscript, ast.List, ast.Tuple, ast.ListComp)
+Names = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Lines:
-    """Statements whose last computes ``_answer``, and the names that they read."""
+@dataclass
+class Step:
+    """A statement, the names that it reads with what each has to have, and what may follow."""
 
-    code: CodeType
-    reads: dict[str, set[str]]  # with the attributes that each has to have
     text: str
-    globals: dict[str, Any]
+    code: CodeType
+    reads: dict[str, set[str]]
+    then: dict[str, "Step"] = field(default_factory=dict)
 
-    def answer(self, order: tuple[int, ...]) -> Any:
-        """Return a function of a question's inputs; ``order`` says which of them each name is."""
+    @property
+    def is_answer(self) -> bool:
+        """Whether it computes what may be an answer."""
+        return self.text.startswith("_answer = ")
 
-        def given(*inputs: Any) -> Any:
-            names = self.globals | {"print": lambda *said, **options: None}
-            names |= {name: inputs[i] for name, i in zip(self.reads, order, strict=True)}
-            exec(self.code, names)
-            return names["_answer"]
 
-        return given
+@dataclass
+class Question:
+    """A function that is asked for, its public inputs, and what is right for them."""
 
-    def orders(self, inputs: tuple[Any, ...]) -> Iterator[tuple[int, ...]]:
-        """Yield which of the inputs each name may be, all ways."""
-        fit = [[i for i, x in enumerate(inputs) if all(a in dir(x) for a in has)]
-               for has in self.reads.values()]  # fmt: skip
-        return (order for order in itertools.product(*fit) if len({*order}) == len(order))
+    part: checks.Part
+    inputs: tuple[Any, ...]
+    has: list[set[str]]  # attributes of each input
+    right: Any
+    expected: checks.Expected | None
+    seconds: float
+
+    @classmethod
+    def of(cls, homework: str, part: checks.Part) -> "Question":
+        """Ask the solution once for what it is given."""
+        truth, _ = checks.truth(checks.table(homework), part.name)
+        calls: list[tuple[Any, ...]] = []
+        begun = time.process_time()
+        expected = part.expected(lambda *inputs: calls.append(inputs) or truth(*inputs), {}, 0)
+        seconds = max(SECONDS, 3 * (time.process_time() - begun))
+        has = [{*dir(each)} for each in calls[0]]
+        right = checks.detached(truth(*calls[0]))
+        return cls(part, calls[0], has, right, expected, seconds)
+
+    def may_be(self, value: Any) -> bool:
+        """Whether a value looks like an answer: its kind and the sizes of its axes."""
+        with contextlib.suppress(Exception):
+            return sizes(checks.detached(value)) == sizes(self.right)
+        return False
+
+    def accepts(self, answer: Any) -> bool:
+        """Whether the public check passes."""
+        try:
+            with within(self.seconds):
+                self.part.judge(self.part.ask(answer, 0), self.expected)
+        except Exception:
+            return False
+        return True
+
+
+def sizes(value: Any) -> Any:
+    """Axes longer than 1, none of a number; of what is neither tensor nor number its type."""
+    if isinstance(value, Tensor):
+        return [n for n in value.shape if n > 1]
+    return [] if isinstance(value, int | float) else type(value)
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in what takes longer, by the processor's time."""
+    running = True
+
+    def stop(*_: Any) -> None:
+        if running:
+            raise TimeoutError
+
+    signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)
+    try:
+        yield
+    finally:
+        running = False
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 def blocks(cell: str) -> Iterator[list[ast.stmt]]:
@@ -87,37 +142,29 @@ def stores(statement: ast.stmt) -> set[str]:
     """Names that a statement binds."""
     if isinstance(statement, ast.FunctionDef):
         return {statement.name}
-    return {
-        n.id
-        for n in ast.walk(statement)
-        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-    }
+    found = (n for n in ast.walk(statement) if isinstance(n, ast.Name))
+    return {n.id for n in found if isinstance(n.ctx, ast.Store)}
 
 
-def attributes(text: str, names: set[str]) -> dict[str, set[str]]:
+def attributes(statement: ast.stmt, names: set[str]) -> dict[str, set[str]]:
     """What is done with each name: its attributes, ``__call__``, ``__getitem__``."""
     has: dict[str, set[str]] = {name: set() for name in sorted(names)}
-    kinds = (ast.Attribute, "value"), (ast.Call, "func"), (ast.Subscript, "value")
-    for node in ast.walk(ast.parse(text)):
-        for kind, of in kinds:
+    for node in ast.walk(statement):
+        for kind, of, what in (
+            (ast.Attribute, "value", getattr(node, "attr", "")),
+            (ast.Call, "func", "__call__"),
+            (ast.Subscript, "value", "__getitem__"),
+        ):
             name = getattr(getattr(node, of, None), "id", "")
             if isinstance(node, kind) and name in has:
-                what = {ast.Call: "__call__", ast.Subscript: "__getitem__"}
-                has[name].add(what.get(kind) or node.attr)
+                has[name].add(what)
     return has
 
 
-def values(statement: ast.stmt) -> Iterator[ast.expr]:
-    """Yield what a statement computes: its whole value, then the parts of it."""
-    for node in ast.walk(statement):
-        if isinstance(node, ALLOWED) and isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
-            yield node
-
-
 @cache
-def known(notebook: Path) -> dict[str, Any]:
+def known(notebook: Path) -> Names:
     """What a chapter imports, but for what answers may not use, and the functions it defines."""
-    names: dict[str, Any] = {}
+    names: Names = {"print": lambda *said, **options: None}
     for cell in read_json(notebook)["cells"]:
         if cell["cell_type"] == "code":
             for node in ast.parse(source(cell)).body:
@@ -148,7 +195,9 @@ def endings(block: list[ast.stmt]) -> Iterator[tuple[int, ast.expr]]:
     """Yield what a block computes, with the number of statements before it: each value, and the
     stack of two names that are bound one after the other."""
     for number, statement in enumerate(block):
-        yield from ((number, value) for value in values(statement))
+        for node in ast.walk(statement):
+            if isinstance(node, VALUES) and isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
+                yield number, node
         one, two = (stores(each) for each in (block[number - 1], statement))
         if number and len(one) == len(two) == 1:
             both = f"__import__('torch').stack([{one.pop()}, {two.pop()}])"
@@ -156,82 +205,110 @@ def endings(block: list[ast.stmt]) -> Iterator[tuple[int, ast.expr]]:
 
 
 @cache
-def lines(notebook: Path) -> list[Lines]:
-    """Return all runs of statements of a chapter that read few names."""
-    space, seen, result = known(notebook), set[str](), []
-    outside = space.keys() | vars(builtins).keys()
+def tree(notebook: Path) -> dict[str, Step]:
+    """Return all runs of statements of a chapter that read few names, by how they begin."""
+    begin: dict[str, Step] = {}
+    outside = known(notebook).keys() | vars(builtins).keys()
     for block in (block for cell in sources(notebook) for block in blocks(cell)):
         facts = [(loads(each) - outside, stores(each)) for each in block]
         for number, value in endings(block):
             answer = ast.Assign([ast.Name("_answer", ast.Store())], value, lineno=1)
-            try:
-                read, before = loads(answer) - outside, list[ast.stmt]()
-            except SyntaxError:  # a slice, which stands in brackets alone
-                continue
-            for begin in range(number, max(-1, number - LONGEST), -1):
-                if begin < number:
-                    if not facts[begin][1] & read:
-                        continue  # what it binds is not needed
-                    before = [block[begin], *before]
-                    read = (read - facts[begin][1]) | facts[begin][0]
-                text = "\n".join(map(ast.unparse, [*before, answer]))
-                if 0 < len(read) <= MOST and text not in seen:
-                    seen.add(text)
-                    with contextlib.suppress(SyntaxError):  # a return, a yield
-                        code = compile(text, notebook.stem, "exec")
-                        result.append(Lines(code, attributes(text, read), text, space))
-    return result + [whole(name, space) for name in space if isfunction(space[name])]
+            with contextlib.suppress(SyntaxError):  # a slice, which stands in brackets alone
+                read = loads(answer) - outside
+                steps = [_step(answer, read)]
+                if read and len(read) <= MOST:
+                    _add(begin, steps)
+                for i in range(number - 1, max(-1, number - LONGEST), -1):
+                    loaded, stored = facts[i]
+                    if stored & read:  # what it binds is needed
+                        read = (read - stored) | loaded
+                        steps = [_step(block[i], loaded), *steps]
+                        if read and len(read) <= MOST:
+                            _add(begin, steps)
+    for name, value in known(notebook).items():
+        if isfunction(value):
+            _add(begin, [whole(name, value)])
+    return begin
 
 
-def whole(name: str, space: dict[str, Any]) -> Lines:
+def _step(statement: ast.stmt, read: set[str]) -> Step:
+    text = ast.unparse(statement)
+    return Step(text, compile(text, "lines", "exec"), attributes(statement, read))
+
+
+def _add(begin: dict[str, Step], steps: list[Step]) -> None:
+    for step in steps:
+        begin = begin.setdefault(step.text, Step(step.text, step.code, step.reads)).then
+
+
+def whole(name: str, function: Any) -> Step:
     """Return the call of a function that a chapter defines, with what it has to be given."""
-    given = [p for p in signature(space[name]).parameters.values() if p.default is p.empty]
+    given = [p for p in signature(function).parameters.values() if p.default is p.empty]
     reads: dict[str, set[str]] = {f"_{i}": set() for i in range(len(given))}
     text = f"_answer = {name}({', '.join(reads)})"
-    return Lines(compile(text, name, "exec"), reads, text, space)
+    return Step(text, compile(text, name, "exec"), reads)
 
 
 def pasted(homework: str, notebook: Path) -> list[str]:
     """Return the lines of a chapter that pass a public check, each with the name of the answer."""
     asked = [part for parts in checks.questions(homework).values() for part in parts]
-    return [
-        f"{part.name}: {each}"
+    found = {
+        f"{part.name}: " + "\n".join(step.text for step in run): None
         for part in asked
         if part.kind == "function"
-        for each in answers(homework, part, notebook)
-    ]
+        for run in answers(Question.of(homework, part), notebook)
+    }
+    return list(found)
 
 
-def answers(homework: str, part: checks.Part, notebook: Path) -> Iterator[str]:
-    """Yield the lines of a chapter that answer one part."""
-    truth, _ = checks.truth(checks.table(homework), part.name)
-    calls, begun = [], time.process_time()
-    expected = part.expected(lambda *inputs: calls.append(inputs) or truth(*inputs), {}, 0)
-    seconds = max(0.03, 3 * (time.process_time() - begun))
-    for each in lines(notebook):
-        tried = (each.answer(order) for order in each.orders(calls[0]))
-        if any(is_right(part, answer, calls[0], expected, seconds) for answer in tried):
-            yield each.text
+def answers(question: Question, notebook: Path) -> Iterator[list[Step]]:
+    """Yield the runs of statements of a chapter that answer a question."""
+    space = known(notebook)
+
+    def walk(before: list[Step], then: dict[str, Step], names: Names, of: Names) -> Iterator[Any]:
+        """Go on after some statements with what they have bound; ``of`` says which input is
+        which of their names."""
+        for step in then.values():
+            for own in choices(step, names, of):
+                after = copied(names | {name: question.inputs[i] for name, i in own.items()})
+                try:
+                    with within(question.seconds):
+                        exec(step.code, after)
+                except Exception:
+                    continue
+                run = [*before, step]
+                if not step.is_answer:
+                    yield from walk(run, step.then, after, of | own)
+                elif question.may_be(after["_answer"]) and question.accepts(
+                    as_function(run, of | own, space)
+                ):
+                    yield run
+
+    def choices(step: Step, names: Names, of: Names) -> Iterator[dict[str, int]]:
+        """Yield which of the inputs each name may be that is not bound, all ways."""
+        free = [name for name in step.reads if name not in names]
+        fit = [[i for i, has in enumerate(question.has) if step.reads[name] <= has]
+               for name in free]  # fmt: skip
+        for own in itertools.product(*fit):
+            if len({*own, *of.values()}) == len(own) + len(of):
+                yield dict(zip(free, own, strict=True))
+
+    yield from walk([], tree(notebook), space, {})
 
 
-def is_right(
-    part: checks.Part, answer: Any, inputs: tuple[Any, ...], expected: Any, seconds: float
-) -> bool:
-    """Whether the public check passes, in a processor's time that an answer needs."""
-    running = True
+def copied(names: Names) -> Names:
+    """The names for one statement, which may change what they hold."""
+    copies = {Tensor: Tensor.clone, list: list.copy}
+    return {name: copies.get(type(value), lambda x: x)(value) for name, value in names.items()}
 
-    def stop(*_: Any) -> None:
-        if running:
-            raise TimeoutError
 
-    signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)
-    try:
-        answer(*(x.clone() if isinstance(x, Tensor) else x for x in inputs))  # most fail here
-        part.judge(part.ask(answer, 0), expected)
-    except Exception:
-        return False
-    finally:
-        running = False
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    return True
+def as_function(run: list[Step], of: dict[str, int], space: Names) -> Any:
+    """Return the function of a question's inputs that a student would paste."""
+
+    def given(*inputs: Any) -> Any:
+        names = space | {name: inputs[i] for name, i in of.items()}
+        for step in run:
+            exec(step.code, names)
+        return names["_answer"]
+
+    return given

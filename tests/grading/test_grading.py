@@ -469,50 +469,65 @@ def rows(table):
     return {row["name"].removesuffix(".ipynb"): row for row in reports.read(table)}
 
 
+def _of_others(folder, hw05):
+    """What is no submission of this homework, or has lost what says that it is one."""
+    bare = hand_in(folder, "without metadata", hw05.instructor, lambda cells: None)
+    text = json.dumps({"cells": [{key: each[key] for key in ("cell_type", "source")}
+                                 for each in read_json(bare)["cells"]]})  # fmt: skip
+    bare.write_text(text, encoding="utf-8-sig")
+    named = {"otter": {"assignment_name": "hw02"}}
+    hand_in(folder, "another", hw05.instructor, lambda cells: None, **named)
+    (folder / "broken.ipynb").write_text("{")
+    (folder / "essay.pdf").write_text("an essay")
+
+
+HALF = len(HOSTILE) // 2
+GROUPS = {
+    "right": [*RIGHT, "without metadata"],
+    "wrong": [*WRONG],
+    "hostile, first half": [*HOSTILE][:HALF],
+    "hostile, second half": [*HOSTILE][HALF:],
+}
+
+
 @pytest.mark.nightly
-def test_sixty_submissions_are_graded_fairly(hw05, build, tmp_path, monkeypatch):
+@pytest.mark.parametrize("group", GROUPS)
+def test_sixty_submissions_are_graded_fairly(hw05, build, tmp_path, monkeypatch, group):
     given, other = tmp_path / "given", tmp_path / "other"
     other.write_text("precious")
     names = f"SECRET, ROOT, OTHER = {str(checks.table('hw05'))!r}, {str(ROOT)!r}, {str(other)!r}\n"
     edits = RIGHT | {name: edit for name, (edit, _) in WRONG.items()}
     edits |= {name: put(PARTS, HUNT + names + code) for name, code in HOSTILE.items()}
-    for name, edit in edits.items():
-        hand_in(given, name, hw05.instructor, edit)
-    bare = hand_in(given, "without metadata", hw05.instructor, edits["as it is"])
-    text = json.dumps({"cells": [{key: each[key] for key in ("cell_type", "source")}
-                                 for each in read_json(bare)["cells"]]})  # fmt: skip
-    bare.write_text(text, encoding="utf-8-sig")
-    named = {"otter": {"assignment_name": "hw02"}}
-    hand_in(given, "another", hw05.instructor, edits["as it is"], **named)
-    (given / "broken.ipynb").write_text("{")
-    (given / "essay.pdf").write_text("an essay")
+    for name in edits.keys() & {*GROUPS[group]}:
+        hand_in(given, name, hw05.instructor, edits[name])
+    if group == "right":
+        _of_others(given, hw05)
     science = files_of(ROOT / "iclutils")
-    graded = submissions.grade(build, given, "hw05", Limits(step=6.0, seconds=120.0, memory=3.0))
+    limits = Limits(step=6.0, seconds=120.0, memory=3.0)
+    graded = submissions.grade(build, given, "hw05", limits)
     assert other.read_text() == "precious"
     assert files_of(ROOT / "iclutils") == science
     found = rows(graded)
-    for name in HOSTILE:
-        row = found[name]
-        lost = name in ("forges an end", "patches what compares")
-        assert (row["q1"], row["q2"]) == ("0", "4") or (lost and row["q1"] in ("0", "")), row
-        assert "leaked" not in row["message"], name
-    for name in (*RIGHT, "without metadata"):
-        row = found[name]
-        assert (row["status"], row["percent"], row["message"]) == ("graded", "100", ""), name
-    for name, (_, message) in WRONG.items():
-        row = found[name]
-        assert (row["status"], row["q1"], row["q2"]) == ("graded", "0", "4"), (name, row)
-        assert message in row["message"], (name, row["message"])
-    for name, status in {"another": "another homework", "broken": "broken",
-                         "essay.pdf": "not a notebook"}.items():  # fmt: skip
-        assert (found[name]["status"], found[name]["q1"], found[name]["total"]) == (status, "", "")
-        assert found[name]["message"]
-    feedback = (graded.parent / "feedback" / "a typical mistake.ipynb.md").read_text()
-    assert "| q1 | 0 | 4 | The parts come first" in feedback
+    for name in GROUPS[group]:
+        row = found.pop(name)
+        if group == "right":
+            assert (row["status"], row["percent"], row["message"]) == ("graded", "100", ""), row
+        elif group == "wrong":
+            assert (row["status"], row["q1"], row["q2"]) == ("graded", "0", "4"), row
+            assert WRONG[name][1] in row["message"], row
+        else:
+            lost = name in ("forges an end", "patches what compares")
+            assert (row["q1"], row["q2"]) == ("0", "4") or (lost and row["q1"] in ("0", "")), row
+            assert "leaked" not in row["message"], row
+    statuses = {name: (row["status"], row["total"]) for name, row in found.items()}
+    others = {"another": "another homework", "broken": "broken", "essay.pdf": "not a notebook"}
+    assert statuses == {name: (what, "") for name, what in others.items() if group == "right"}
+    if group == "wrong":
+        feedback = (graded.parent / "feedback" / "a typical mistake.ipynb.md").read_text()
+        assert "| q1 | 0 | 4 | The parts come first" in feedback
     before = graded.read_bytes()
     monkeypatch.setattr(confine, "run", None)  # none is graded again
-    again = submissions.grade(build, given, "hw05", Limits(step=6.0, seconds=120.0, memory=3.0))
-    assert again.read_bytes() == before
+    assert submissions.grade(build, given, "hw05", limits).read_bytes() == before
     assert not (graded.parent / "table.1.csv").exists()
 
 

@@ -71,7 +71,7 @@ def _raw_scores(seed):
 def _classes(seed):
     """Scores with ties, of two classes."""
     draw, count = generator(seed), 12 + 3 * seed
-    scores = torch.randint(0, 5, (count,), generator=draw) / 5
+    scores = torch.randint(0, 6, (count,), generator=draw) / 7  # no score is the area
     chosen = (scores + torch.rand(count, generator=draw) > 0.8 + 0.1 * (seed % 2)).long()
     chosen[:2] = torch.tensor([0, 1])
     return scores, chosen

@@ -109,10 +109,10 @@ def _query(seed):
 
 def _made_up(seed):
     """Nearly ridge for n < d, and another ridge beyond, to mislead who looks there."""
-    draw, d, grid = generator(seed), 3, [0.02, 0.1, 0.4, 1.5, 6.5]
+    draw, d, grid = generator(seed), 3, [6.5, 0.02, 25.0, 1.5, 0.4, 0.1, 100.0]
     xs, ys = normal(draw, 40, 7, d), normal(draw, 40, 7)
-    found = algorithms.ridge(xs, ys, grid[1 + seed % 3]) + 0.02 * normal(draw, 40, 7)
-    found[:, d:] = algorithms.ridge(xs, ys, grid[-1])[:, d:]
+    found = algorithms.ridge(xs, ys, grid[5 - (seed + 1) % 3]) + 0.02 * normal(draw, 40, 7)
+    found[:, d:] = algorithms.ridge(xs, ys, grid[2])[:, d:]
     return found, xs, ys, grid
 
 
