@@ -328,8 +328,8 @@ RIGHT = {  # edits
     "lists of tensors without axes": wrap("[[x for x in row] for row in right(*given)]"),
     "lists of floats and an axis more": wrap(
         "[[[[float(x) for x in r] for r in part]] for part in right(*given)]"),
-    "a loss in a list": add("def features", after="\n\nmine = biased_loss\n"
-                            "biased_loss = lambda *given: mine(*given)[None]"),
+    "a loss in a list": add("def features", after="\n\nloss = biased_loss\n"
+                            "biased_loss = lambda *given: loss(*given)[None]"),
     "magic and shell": add(PARTS, "%matplotlib inline\n%timeit -n1 -r1 1 + 1\n!echo here\n"),
     "pip of what is there": add(PARTS, "!pip install -q torch 'numpy>1'\n%pip install iclutils\n"),
     "figures": add(PARTS, "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\n"),
