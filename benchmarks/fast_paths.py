@@ -78,19 +78,15 @@ def heads():
     entries = torch.arange(31, 60)
     task = CleanCorrupt(tokens, tokens, entries[None], tokens[:, entries + 1])
 
-    def scored(hooks):
-        scores, _ = run_with_hooks(model, tokens, hooks)
-        return log_prob(scores, tokens)[0, entries].mean()
-
     def hooked():
         without = []
-        for layer in range(model.cfg.n_layers):
-            for head in range(model.cfg.n_heads):
+        for node in all_heads(model):
 
-                def drop(z, hook, head=head):
-                    return z.index_fill(2, torch.tensor([head]), 0.0)
+            def drop(z, hook, head=node.head):
+                return z.index_fill(2, torch.tensor([head]), 0.0)
 
-                without.append(scored([(get_act_name("z", layer), drop)]))
+            scores, _ = run_with_hooks(model, tokens, [(get_act_name("z", node.layer), drop)])
+            without.append(log_prob(scores, tokens)[0, entries].mean())
         return torch.stack(without)
 
     def swept():
@@ -104,6 +100,8 @@ def label_words():
     all parameters, one prompt at a time."""
     model, prompts = load("anchors-3"), topics.sample(16, torch.Generator().manual_seed(0))
 
+    names = [get_act_name("pattern", layer) for layer in range(model.cfg.n_layers)]
+
     def placeholder():
         rows = []
         model.requires_grad_(True)
@@ -114,18 +112,15 @@ def label_words():
                 ones.append(torch.ones_like(pattern, requires_grad=True))
                 return pattern * ones[-1]
 
-            hooks = [(get_act_name("pattern", la), multiply) for la in range(model.cfg.n_layers)]
+            hooks = [(name, multiply) for name in names]
             scores = model.run_with_hooks(one.tokens, fwd_hooks=hooks)[:, int(one.target[0])]
             functional.cross_entropy(class_logits(one, scores), one.gold).backward()
-            rows.append([factor.grad[0].sum(0).abs() for factor in ones])
+            found = torch.stack([factor.grad[0].sum(0).abs() for factor in ones])
+            missing = prompts.tokens.shape[1] - found.shape[-1]  # padding, which a row leaves out
+            rows.append(functional.pad(found, (0, missing, 0, missing)))
             model.zero_grad(set_to_none=True)
         model.requires_grad_(False)
-        width = prompts.tokens.shape[1]
-        out = torch.zeros(len(rows), model.cfg.n_layers, width, width)
-        for row, layers in enumerate(rows):
-            for layer, part in enumerate(layers):
-                out[row, layer, : len(part), : len(part)] = part
-        return out
+        return torch.stack(rows)
 
     compare("saliency of label words", lambda: saliency(model, prompts), placeholder, 1e-3)
 

@@ -11,7 +11,6 @@ from .errors import unknown
 from .zoo import HELD_OUT, has
 
 Names = tuple[str, ...]
-INDUCTION = tuple(f"induction-{seed}" for seed in HELD_OUT)
 ANCHORS = tuple(f"anchors-{seed}" for seed in HELD_OUT)
 SIZES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 KINDS = {

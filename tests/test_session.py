@@ -13,7 +13,6 @@ from iclutils import claims, models, presets, session, zoo
 from iclutils.errors import IclError
 from iclutils.zoo import smollm2
 
-Out = pytest.CaptureFixture[str]
 MINI = presets.TIERS["mini"]
 
 

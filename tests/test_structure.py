@@ -6,35 +6,34 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from iclutils.files import read_json
 
-PACKAGE = Path(__file__).parents[1] / "iclutils"
-COMMON = {"errors", "files", "progress", "zoo"}
-BOOK = {"claims", "presets", "cache", "scorecard", "session"}
-MAY_IMPORT = {
-    "__init__": {*COMMON, "session"},  # when a name is first used
-    "errors": set(),
-    "files": {"errors"},
-    "progress": set(),
-    "zoo": {"errors", "files", "progress"},
-    "models": COMMON,
-    "tasks": {*COMMON, "models"},
-    "interp": {*COMMON, "models", "tasks"},
-    "chapters": {*COMMON, "models", "tasks", "interp"},
-    "plots": COMMON,
-    "presets": COMMON,
-    "claims": {*COMMON, "presets"},
-    "cache": {*COMMON, "claims"},
-    "scorecard": {"claims"},
-    "session": {*COMMON, *BOOK, "models", "tasks"},
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "iclutils"
+PICTURE = (ROOT / "book/architecture.md").read_text(encoding="utf-8")
+FLOORS = {
+    room: int(floor)
+    for floor, rooms in re.findall(r"^(\d)  (.*?)(?:  .*)?$", PICTURE, re.MULTILINE)
+    for room in rooms.split(", ")
 }
+HOMEWORK = ROOT / "notebooks/assignments"
+BESIDE = {
+    **{name: ROOT / name for name in ("training", "tools", "book/_ext")},
+    **{name: HOMEWORK / name for name in ("grading", "answers")},
+}
+COMMON = {"errors", "files", "progress", "zoo"}
+SCIENCE = {"models", "tasks", "interp", "chapters"}
+JUDGING = {"presets", "claims", "cache", "scorecard"}
+
+
+def modules(room):
+    place = BESIDE.get(room, PACKAGE / room)
+    return place.rglob("*.py") if place.is_dir() else [place.with_suffix(".py")]
 
 
 def imported(path):
-    """The parts of ``iclutils`` that a module imports, wherever in it."""
-    package = ("iclutils", *path.relative_to(PACKAGE).parent.parts)
+    """The rooms that a module imports from, wherever in it."""
+    package = path.relative_to(ROOT).parent.parts
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names = []
         if isinstance(node, ast.Import):
@@ -44,18 +43,28 @@ def imported(path):
             start += tuple((node.module or "").split(".")) if node.module else ()
             names = [(*start, alias.name) for alias in node.names]
         for first, *rest in names:
-            if first == "iclutils" and rest:
-                yield rest[0]
+            answers = (HOMEWORK / "answers" / first).with_suffix(".py").is_file()
+            full = "/".join([first, *rest])
+            yield (
+                rest[0]
+                if first == "iclutils" and rest
+                else "answers"
+                if answers
+                else next((room for room in BESIDE if full.startswith(room)), "")
+            )
 
 
-@pytest.mark.parametrize("part", MAY_IMPORT)
-def test_arrows_point_one_way(part):
+def test_the_picture_of_the_rooms_is_that_of_their_imports():
+    """Each stands one floor above the highest that it uses, so there is no circle."""
     parts = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
-    assert parts - {"__pycache__", "py"} == set(MAY_IMPORT), "every part has its place"
-    folder = PACKAGE / part
-    for path in folder.rglob("*.py") if folder.is_dir() else [folder.with_suffix(".py")]:
-        wrong = set(imported(path)) & set(MAY_IMPORT) - MAY_IMPORT[part] - {part}
-        assert not wrong, f"{path.relative_to(PACKAGE)} imports {sorted(wrong)}"
+    assert parts - {"__init__", "__pycache__", "py"} == FLOORS.keys() - BESIDE
+    for room, floor in FLOORS.items():
+        used = {other for path in modules(room) for other in imported(path)} & FLOORS.keys()
+        used -= {room}
+        assert floor == 1 + max(map(FLOORS.get, used), default=0), f"{room} uses {sorted(used)}"
+        assert room not in SCIENCE or used <= SCIENCE | COMMON
+        assert room not in JUDGING or used <= JUDGING | COMMON
+        assert room != "plots" or used <= COMMON
 
 
 def top_level(path):
@@ -91,12 +100,12 @@ def named(code):
 
 
 def test_what_is_public_has_a_caller_outside_the_tests():
-    names = ("book", "benchmarks", "notebooks", "training", "tools")
-    folders = (PACKAGE, *(PACKAGE.parent / name for name in names))
+    names = ("iclutils", "book", "benchmarks", "notebooks", "training", "tools")
+    folders = [ROOT / name for name in names]
     used = {"collect"}  # makes the shipped curves of the phase change: CONTRIBUTING.md
     for path in (path for folder in folders for path in folder.rglob("*.py")):
         used |= named(path.read_text(encoding="utf-8"))
-    for path in (PACKAGE.parent / "notebooks").rglob("*.ipynb"):
+    for path in (ROOT / "notebooks").rglob("*.ipynb"):
         for cell in read_json(path)["cells"]:
             text = "".join(cell["source"])
             fenced = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -67,14 +67,30 @@ def save_gpt2(folder, seed=0, **changes):
     return _save(hf.GPT2LMHeadModel(config), "ln_", folder)
 
 
-def save_neox(folder, **changes):
-    """Write a small random GPT-NeoX: rotary positions, which the sweeps leave to the loop."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 64}
-    settings = ALL | HEADS | sizes | {"use_parallel_residual": False}
-    hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**(settings | changes))).save_pretrained(folder)
+def _writer(config, network, **sizes):
+    """A function that writes a small random model of that kind to a folder."""
+
+    def save(folder, **changes):
+        torch.manual_seed(0)
+        network(config(**(ALL | sizes | changes))).save_pretrained(folder)
+
+    return save
 
 
+# Rotary positions; attention that can be read, but not edited; learned positions, and the same;
+# one that reads in both directions.
+_TWO = {"hidden_size": 32, "num_hidden_layers": 2}
+save_neox = _writer(
+    hf.GPTNeoXConfig, hf.GPTNeoXForCausalLM, **HEADS, **_TWO, intermediate_size=64,
+    use_parallel_residual=False,
+)  # fmt: skip
+save_gptj = _writer(
+    hf.GPTJConfig, hf.GPTJForCausalLM, n_positions=96, n_embd=32, n_layer=2, n_head=4, rotary_dim=4
+)
+save_opt = _writer(
+    hf.OPTConfig, hf.OPTForCausalLM, **HEADS, **_TWO, ffn_dim=48, word_embed_proj_dim=32
+)
+save_bert = _writer(hf.BertConfig, hf.BertForMaskedLM, **HEADS, **_TWO, intermediate_size=48)
 GROUPED = {
     "llama": (hf.LlamaConfig, hf.LlamaForCausalLM),
     "mistral": (hf.MistralConfig, hf.MistralForCausalLM),
@@ -102,27 +118,6 @@ def _save(network, norm, folder):
                 parameter.add_(0.3 * torch.randn_like(parameter))
     network.save_pretrained(folder)
     return network
-
-
-def save_gptj(folder):
-    """Write a small random GPT-J: its attention can be read, but not edited."""
-    torch.manual_seed(0)
-    sizes = {"n_positions": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}
-    hf.GPTJForCausalLM(hf.GPTJConfig(**(ALL | sizes))).save_pretrained(folder)
-
-
-def save_opt(folder):
-    """Write a small random OPT: positions are learned, and its attention cannot be edited."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "ffn_dim": 48, "word_embed_proj_dim": 32}
-    hf.OPTForCausalLM(hf.OPTConfig(**(ALL | HEADS | sizes))).save_pretrained(folder)
-
-
-def save_bert(folder):
-    """Write a small random BERT, which reads in both directions."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
-    config = hf.BertConfig(**(HEADS | sizes | {"vocab_size": VOCAB}))
-    hf.BertForMaskedLM(config).save_pretrained(folder)
 
 
 ARCHITECTURES = {
@@ -192,14 +187,8 @@ def as_llama2(digits=False):
     core.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
-    core.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
+    back = (decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0))
+    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), *back])
     core.add_special_tokens(["<unk>", "<s>", "</s>"])
     named = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
     return hf.PreTrainedTokenizerFast(tokenizer_object=core, **named)

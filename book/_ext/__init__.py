@@ -16,7 +16,7 @@ from pybtex import plugin
 from sphinx.application import Sphinx
 from sphinx.util.typing import ExtensionMetadata
 
-from . import api, drawers, equations, figures, live, markdown, roles, scorecard
+from . import api, chapters, equations, live, markdown, roles, scorecard
 
 DIRECTIVES = {
     "api": api.Api,
@@ -36,11 +36,11 @@ def setup(app: Sphinx) -> ExtensionMetadata:
         app.add_directive(name, directive)
     for name in roles.ROLES:
         app.add_role(name, roles.Number())
-    app.add_transform(figures.Numbered)
-    app.add_transform(drawers.Drawers)
+    app.add_transform(chapters.Numbered)
+    app.add_transform(chapters.Drawers)
     api.connect(app)
     equations.connect(app)
-    app.connect("env-get-updated", figures.count_by_page, priority=600)
+    app.connect("env-get-updated", chapters.count_by_page, priority=600)
     app.connect("builder-inited", lambda _: markdown.read_results.cache_clear())
     app.connect("builder-inited", live.copy_scripts)
     app.connect("html-page-context", live.load_scripts)

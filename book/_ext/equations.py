@@ -10,7 +10,6 @@ from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.util import logging
-from sphinx.util.math import get_node_equation_number
 
 logger = logging.getLogger(__name__)
 OTHERWISE = (  # what the converter does not know
@@ -48,8 +47,6 @@ def _letter(found: re.Match[str]) -> str:
 
 def _add(self: Any, node: nodes.Element, tag: str) -> None:
     self.body.append(self.starttag(node, tag, "", CLASS="math notranslate nohighlight"))
-    if node.get("number"):
-        self.body.append(f'<span class="eqno">({get_node_equation_number(self, node)})</span>')
     try:
         self.body.append(mathml(node.astext(), "block" if tag == "div" else "inline"))
     except Exception as error:  # of many kinds

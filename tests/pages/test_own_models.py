@@ -39,7 +39,7 @@ SIZES = {
 }  # fmt: skip
 SMALL = {"n_positions": 80, "vocab_size": 90, "bos_token_id": 89, "eos_token_id": 89}
 LARGE = {"n_positions": 128, "vocab_size": 400, "bos_token_id": 399, "eos_token_id": 399}
-LARGE |= {"n_layer": 12, "n_head": 12, "n_embd": 48}  # heads where those of GPT-2 small are
+LARGE |= {"n_layer": 12, "n_head": 12, "n_embd": 48, "n_inner": 64}  # heads as in GPT-2 small
 
 
 def run(chapter, **parameters):

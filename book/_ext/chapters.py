@@ -1,8 +1,10 @@
-"""Numbers of chapters, figures and exercises.
+"""Numbers and drawers of the chapters.
 
 Chapters have their numbers in titles and contents; figures and exercises are counted page by page
 (``Figure 1.3``, in an appendix ``Figure 1A.3``). A cell of a notebook gives its figure a caption
-and a ``name`` in its metadata, as ``mystnb``: ``figure``.
+and a ``name`` in its metadata, as ``mystnb``: ``figure``. A section with the label ``(NN-drawer)=``
+is closed on the page, and opened by a click: it holds what a first reading does not need. Browsers
+find text in it and print it; a link to something inside opens it (``access.js``).
 """
 
 from __future__ import annotations
@@ -15,6 +17,10 @@ from sphinx.environment import BuildEnvironment
 from sphinx.transforms import SphinxTransform
 
 CHAPTER = re.compile(r"notebooks/(\d\d)_(appendix)?")
+OPENING = (
+    '<details class="drawer printed"><summary>Every number with its spread, the checks, and '
+    "what was left out above</summary>"
+)
 
 
 class Numbered(SphinxTransform):
@@ -43,3 +49,15 @@ def count_by_page(app: Sphinx, env: BuildEnvironment) -> list[str]:
         for numbers in kinds.values():
             numbers.update({name: (*before, i) for i, name in enumerate(numbers, 1)})
     return []
+
+
+class Drawers(SphinxTransform):
+    """Put ``<details>`` around all that such a section holds below its heading."""
+
+    default_priority = 710  # labels have become names of their sections
+
+    def apply(self) -> None:
+        for section in self.document.findall(nodes.section):
+            if any(name.endswith("-drawer") for name in section["names"]):
+                section.insert(1, nodes.raw("", OPENING, format="html"))
+                section += nodes.raw("", "</details>", format="html")
