@@ -115,13 +115,8 @@ def seconds(plan: tuple[Path, Path, dict]) -> float:
 def execute_all(plans: list, jobs: int, scheduler: str) -> list[tuple[Path, float, str]]:
     """Execute notebooks, ``jobs`` at a time; return each with its seconds and its error, if any."""
     if scheduler:
-        from distributed import Client
-
-        try:
-            Client(scheduler, timeout="10s", set_as_default=True)
-        except (OSError, ValueError) as error:
-            raise SystemExit(f"No Dask scheduler answers at {scheduler}: {error}") from error
-    backend = parallel_config("dask" if scheduler else "threading")
+        from training.sweep import on_cluster  # takes seconds to import
+    backend = on_cluster(scheduler) if scheduler else parallel_config("threading")
     try:
         with backend:
             run = Parallel(n_jobs=jobs, return_as="generator_unordered", pre_dispatch="all")

@@ -98,11 +98,6 @@ def stream(text, stream="stdout"):
     return {"output_type": "stream", "name": stream, "text": text}
 
 
-def shown(**data):
-    kinds = {kind.replace("_", "/"): value for kind, value in data.items()}
-    return {"output_type": "display_data", "metadata": {}, "data": kinds}
-
-
 SOUND = ROOT / "notebooks/04_gradient_step.ipynb"
 
 
@@ -128,6 +123,7 @@ def exchange(notebook):
 
 
 LONG = "def f(x):\n" + "    x += 1\n" * 19 + "    return x"
+HTML = {"output_type": "display_data", "metadata": {}, "data": {"text/html": "<b>1</b>"}}
 ERROR = {"output_type": "error", "ename": "E", "evalue": "", "traceback": []}
 BREAKS = {
     "outputs cleared": (put("draws", source="print(1)", outputs=[]), "no output in the cell"),
@@ -137,7 +133,7 @@ BREAKS = {
     "an error": (put("draws", outputs=[ERROR]), "an error in"),
     "stderr": (put("draws", outputs=[stream("warning", "stderr")]), "stderr"),
     "no alt text": (put("draws", metadata={}), "no alt text"),
-    "HTML": (put("draws", outputs=[shown(text_html="<b>1</b>")]), "HTML in"),
+    "HTML": (put("draws", outputs=[HTML]), "HTML in"),
     "a raw float": (put("draws", outputs=[stream("score 0.81234\n")]), "raw number 0.81234"),
     "a path in code": (put("draws", source='open("/home/me/model")'), "absolute path"),
     "a long function": (put("draws", source=LONG), "more than twenty lines"),
