@@ -31,7 +31,8 @@ PYTEST = HF_HUB_OFFLINE=1 ICLUTILS_RESULTS=$(RESULTS) $(BIN)/python -m pytest
 TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
 # Types are a test (tests/test_types.py), which runs beside the others.
 STYLE := $(BIN)/ruff check && $(BIN)/ruff format --check
-GRADED = $(if $(MASTERS),--masters "$(MASTERS)") $(if $(BUILD),--build "$(BUILD)")
+GRADED = $(if $(HW),--homework $(HW)) $(if $(MASTERS),--masters "$(MASTERS)") \
+  $(if $(BUILD),--build "$(BUILD)")
 NUMBERS = $(if $(ARGS),,WHOLE=1) $(PYTEST) tests/test_numbers.py -q
 GRADING := PYTHONPATH=notebooks/assignments:notebooks/assignments/answers $(BIN)/python -m grading
 
@@ -77,12 +78,11 @@ accept: $(READY)  ## make the last runs the committed ones; then read git diff
 	@$(BIN)/python tools/accept.py
 
 assignments: $(READY)  ## derive homework from the solved masters: student, autograder, instructor
-	@$(GRADING) assignments $(HW) $(GRADED)
+	@$(GRADING) assignments $(GRADED)
 
 grade: $(READY)  ## grade a folder into a CSV: make grade SUBMISSIONS=folder HW=hw01
-	@$(GRADING) grade "$(or $(SUBMISSIONS),$(error which folder? \
-	  make grade SUBMISSIONS=folder))" $(if $(HW),--homework $(HW)) $(GRADED) \
-	  $(if $(UNCONFINED),--unconfined)
+	@$(GRADING) grade $(GRADED) $(if $(UNCONFINED),--unconfined) \
+	  --submissions "$(or $(SUBMISSIONS),$(error which folder? make grade SUBMISSIONS=folder))"
 
 gradebook: $(READY)  ## join the graded homeworks by student: make gradebook ROSTER=participants.csv
 	@$(GRADING) gradebook $(if $(BUILD),--build "$(BUILD)") $(if $(ROSTER),--roster "$(ROSTER)")

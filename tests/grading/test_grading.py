@@ -1,6 +1,5 @@
 """Coursework as an instructor uses it: derived by otter, graded in bounds, into a table."""
 
-import ast
 import json
 import os
 import re
@@ -97,32 +96,24 @@ def test_a_program_may_talk_to_itself_and_to_nobody_else(bounded):
     assert "gone out" not in end.text.replace("print('gone out')", "")
 
 
-# Each is tried by native code, by libraries, by mounts; the corpus below tries Python and shells.
-LIBC = "import ctypes; libc = ctypes.CDLL(None); "
+# Libraries and native code that read and write past Python's own functions, and mounts.
 ATTACKS = {
-    "signal": LIBC + "import os; libc.kill(os.getppid(), 9); libc.kill(-1, 9)",
-    "read by a link": "import os; os.symlink({secret!r}, 'x'); print(open('x').read())",
-    "read by pyarrow": "import pyarrow.csv as c; print(c.read_csv({secret!r}))",
-    "read by torch": "import torch; "
-                     "print(bytes(torch.UntypedStorage.from_file({secret!r}, False, 999)))",
-    "write": LIBC + "libc.write(libc.open(b'{other}', 1), b'evil', 4); libc.system(b'>{other}')",
+    "pyarrow": "import pyarrow.csv as c; print(c.read_csv({secret!r}))",
+    "torch": "import torch; print(bytes(torch.UntypedStorage.from_file({secret!r}, False, 999)))",
+    "libc": "import ctypes; libc = ctypes.CDLL(None); "
+            "libc.write(libc.open(b'{other}', 1), b'evil', 4); libc.system(b'echo evil >{other}')",
     "unmount": "import os; os.system('unshare -rm sh -c \"umount -a; cat {secret}\"')",
-    "write to libraries": "import os; os.system('unshare -rm sh -c \"mount -o remount,rw,bind "
-                          "{library}; echo > {library}/evil\"')",
+    "mount": "import os; os.system('unshare -rm sh -c \"mount -o remount,rw,bind {library}; "
+             "echo > {library}/evil\"')",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-def test_nothing_outside_is_signalled_read_or_written(bounded, name, tmp_path):
-    other, secret = tmp_path / "other.ipynb", checks.table("hw05")
+@pytest.mark.parametrize("by", ATTACKS)
+def test_nothing_outside_is_read_or_written(bounded, by, tmp_path):
+    other, library = tmp_path / "other.ipynb", Path(json.__file__).parent
     other.write_text("precious")
-    library = Path(json.__file__).parent
-    code = ATTACKS[name].format(other=str(other), secret=str(secret), library=str(library))
-    beside = subprocess.Popen(["sleep", "60"])
-    end = bounded(code, seconds=4.0)
-    assert beside.poll() is None
-    beside.kill()
-    assert beside.wait() == -signal.SIGKILL
+    places = {"other": str(other), "secret": str(checks.table("hw05")), "library": str(library)}
+    end = bounded(ATTACKS[by].format(**places), seconds=4.0)
     assert "left(whole" not in end.text
     assert other.read_text() == "precious"
     assert not (library / "evil").exists()
@@ -131,7 +122,6 @@ def test_nothing_outside_is_signalled_read_or_written(bounded, name, tmp_path):
 @pytest.mark.parametrize(
     "code",
     ["f = open('big', 'wb')\nf.seek(2**28)\nf.write(b'0')\nf.close()",
-     "for i in range(600): open(f'{i}', 'wb').write(bytes(10**6))",
      "for i in range(600): open(f'/dev/shm/{i}', 'wb').write(bytes(10**6))",
      "open('/x', 'w').write('x')"],
 )  # fmt: skip
@@ -215,28 +205,11 @@ def hw05(build):
     return made
 
 
-def cells(path, kind="code"):
-    found = read_json(path)["cells"]
-    return ["".join(cell["source"]) for cell in found if cell["cell_type"] == kind]
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("homework", checks.homeworks())
-def test_students_get_no_solution_and_no_hidden_test(homework, build):
-    """Otter refuses a master whose solution fails, so this also runs every solution."""
+def test_a_homework_is_whole_with_its_solutions_and_runs_without(homework, build, tmp_path):
+    """Otter refuses a master whose solution fails. Students get no solution, no hidden test."""
     (made,) = assignments.make(build, homework)
-    student, solved = cells(made.student), cells(made.instructor)
-    assert len(student) == len(solved)
-    differ = [(a, b) for a, b in zip(student, solved, strict=True) if a != b]
-    asked = {name for cell in read_json(made.student)["cells"]
-             for name in cell["metadata"].get("otter", {}).get("tests", [])}  # fmt: skip
-    assert asked == set(made.points) - {*made.by_hand}
-    assert len(differ) >= len(asked)
-    for empty, full in differ:
-        for node in ast.parse(empty).body:
-            body = node.body[-1] if isinstance(node, ast.FunctionDef) else node
-            assert ast.unparse(body).endswith("..."), empty
-        assert len(full) > len(empty)
     text = made.student.read_text(encoding="utf-8")
     assert "hidden=True" not in text
     assert "SOLUTION" not in text
@@ -244,46 +217,38 @@ def test_students_get_no_solution_and_no_hidden_test(homework, build):
     assert not assignments.make(build, homework)[0].fresh
     with ZipFile(made.autograder) as autograder:
         assert f"files/{homework}.py" in autograder.namelist()
+    for name, source in (("solved", made.instructor), ("empty", made.student)):
+        hand_in(tmp_path / "given", name, source, lambda cells: None)
+    found = rows(submissions.grade(build, tmp_path / "given"))
+    assert (found["solved"]["percent"], found["solved"]["message"]) == ("100", "")
+    asked = made.points.keys() - {*made.by_hand}
+    assert (found["empty"]["status"], found["empty"]["total"]) == ("graded", "0")
+    assert found["empty"]["message"].count("nothing is written yet") == len(asked)
 
 
 @pytest.mark.nightly
 def test_a_master_that_fails_its_own_tests_is_refused(tmp_path, monkeypatch):
-    master = read_json(assignments.masters()["hw01"])
-    end = next(i for i, c in enumerate(master["cells"]) if c["source"] == ["# END QUESTION"])
-    master["cells"] = master["cells"][: end + 1]
-    for cell in master["cells"]:
-        cell["source"] = [line.replace("copy, torch.stack(rows)", "torch.stack(rows), copy")
-                          for line in cell["source"]]  # fmt: skip
+    master = read_json(assignments.masters()["hw05"])
+    solution = cell(master["cells"], PARTS)
+    solution["source"] = "".join(solution["source"]).replace("whole - rest", "rest - whole")
     (tmp_path / "answers").mkdir()
-    shutil.copy(checks.table("hw01"), tmp_path / "answers")
-    (tmp_path / "hw01_x.ipynb").write_text(json.dumps(master))
+    shutil.copy(checks.table("hw05"), tmp_path / "answers")
+    (tmp_path / "hw05_x.ipynb").write_text(json.dumps(master))
     monkeypatch.setenv("ICLUTILS_HOMEWORK", str(tmp_path))
-    with pytest.raises(IclError, match=r"hw01_x.*fails its own tests.*first half is the copy"):
+    with pytest.raises(IclError, match=r"hw05_x.*fails its own tests.*less the output without"):
         assignments.make(tmp_path / "build")
     assert not list((tmp_path / "build" / "assignments").iterdir())
-
-
-def test_a_homework_is_made_anew_when_it_has_changed_alone(monkeypatch):
-    master = assignments.masters()["hw05"]
-    before = assignments._digest(master)
-    monkeypatch.setattr(submissions, "__file__", __file__)
-    monkeypatch.setenv("ICLUTILS_HOMEWORK", str(master.parent))
-    assert assignments._digest(master) == before
-    monkeypatch.setattr(checks, "__file__", __file__)
-    assert assignments._digest(master) != before
 
 
 @pytest.mark.parametrize(
     ("name", "data", "status", "message"),
     [("a.ipynb", b"", "broken", "The file is empty"),
      ("a.ipynb", b"<!DOCTYPE html><html>", "not a notebook", "a web page. Download the notebook"),
-     ("a.ipynb", b"PK\x03\x04 and more", "not a notebook", "an archive. Unpack it"),
      ("a.pdf", b"%PDF-1.7", "not a notebook", "a PDF. Open it in Jupyter"),
      ("a.py", b"x = 1", "not a notebook", "Only .ipynb is graded"),
      ("a.ipynb", b"\xff\xfe\x00", "broken", "This is no notebook"),
      ("a.ipynb", b'{"cells": [{"cell', "broken", "breaks off"),
-     ("a.ipynb", b'{"cells": [3]}', "broken", "holds no cells"),
-     ("a.ipynb", b"[" * 10**6, "broken", "This is no notebook")],
+     ("a.ipynb", b'{"cells": [3]}', "broken", "holds no cells")],
 )  # fmt: skip
 def test_what_is_no_notebook_is_told_why_and_what_helps(tmp_path, name, data, status, message):
     (tmp_path / name).write_bytes(data)
@@ -612,19 +577,6 @@ def test_two_do_not_grade_one_homework_at_once(graded, tmp_path):
     assert set(rows(graded(tmp_path, tmp_path / "class", ada=FULL))) == {"ada"}
 
 
-def test_no_table_is_lost(graded, tmp_path):
-    first = graded(tmp_path, tmp_path / "monday", ada=FULL)
-    before = first.read_bytes()
-    assert first != graded(tmp_path, tmp_path / "tuesday", bob=FULL)
-    assert first != graded(tmp_path, tmp_path / "b" / "monday", eve=FULL)  # of the same name
-    assert first.read_bytes() == before
-    assert graded(tmp_path, tmp_path / "monday", ada=FULL, bob=FULL) == first
-    assert set(rows(first)) == {"ada", "bob"}
-    assert (first.parent / "table.1.csv").read_bytes() == before
-    book = reports.read(reports.gradebook(tmp_path / "grades"))
-    assert [row["student"] for row in book] == ["ada", "bob", "eve"]
-
-
 def enter(build, text, encoding="utf-8", **points):
     """A person enters points, or another text for the whole file."""
     path = build / "grades" / "hw05" / "by_hand.csv"
@@ -683,23 +635,25 @@ def test_points_of_another_question_and_of_the_machine(graded, tmp_path):
         graded(tmp_path, tmp_path / "class", ada=FULL)
 
 
-@pytest.mark.parametrize("other", ["the same name", "another name", "a second time"])
-def test_what_was_entered_stays_when_another_folder_is_graded(graded, tmp_path, other):
-    graded(tmp_path, tmp_path / "monday", ada=FULL)
+@pytest.mark.parametrize("other", ["b/monday", "tuesday", "monday"])
+def test_nothing_is_lost_when_another_folder_is_graded(graded, tmp_path, other):
+    """One of the same name, one of another name, the same a second time."""
+    first = graded(tmp_path, tmp_path / "monday", ada=FULL)
     path = enter(tmp_path, None, ada="3")
-    before = path.read_bytes()
-    if other == "a second time":
-        graded(tmp_path, tmp_path / "monday", ada=WRITTEN)
+    before, table = path.read_bytes(), first.read_bytes()
+    again = {"ada": WRITTEN} if other == "monday" else {}
+    second = graded(tmp_path, tmp_path / other, **again, bob=FULL)
+    if other == "monday":
+        assert second == first
+        assert (first.parent / "table.1.csv").read_bytes() == table
     else:
-        folder = tmp_path / "b" / "monday" if other == "the same name" else tmp_path / "tuesday"
-        graded(tmp_path, folder, bob=FULL)
+        assert second != first
+        assert first.read_bytes() == table
     (entry, *_) = reports.read(path)
     assert (entry["student"], entry["points"], entry["comment"]) == ("ada", "3", "for ada")
     assert before in {each.read_bytes() for each in path.parent.glob("by_hand.*csv")}
-    totals = {
-        row["student"]: row["hw05"] for row in reports.read(reports.gradebook(tmp_path / "grades"))
-    }
-    assert totals["ada"] == "11"
+    book = reports.read(reports.gradebook(tmp_path / "grades"))
+    assert {row["student"]: row["hw05"] for row in book} == {"ada": "11", "bob": "8"}
 
 
 def test_what_was_entered_goes_with_a_file_that_is_renamed(graded, tmp_path):
@@ -803,9 +757,8 @@ def test_several_homeworks_join_into_one_gradebook(graded, tmp_path):
     assert [list(row.values()) for row in reports.read(reports.gradebook(grades, canvas))] == [
         ["Lovelace, Ada", "17", "more", "5", "8"], ["Moore, Bob", "", "", "", ""]
     ]  # fmt: skip
-    moodle = tmp_path / "moodle.csv"
-    moodle.write_bytes("First name;Last name\nAda;Lovelace\nBob;Moore\n".encode("utf-16"))
-    assert [row["hw05"] for row in reports.read(reports.gradebook(grades, moodle))] == ["8", ""]
+    canvas.write_bytes("First name;Last name\nAda;Lovelace\nBob;Moore\n".encode("utf-16"))
+    assert [row["hw05"] for row in reports.read(reports.gradebook(grades, canvas))] == ["8", ""]
     canvas.write_text("Student\nNobody\n")
     with pytest.raises(IclError, match="does not name ada_lovelace"):
         reports.gradebook(grades, canvas)
@@ -824,22 +777,18 @@ def test_two_spellings_of_a_name_are_one_student(tmp_path):
     table("hw02", "r01_plain.ipynb,r01_plain,5", "R01 Plain/a.ipynb,R01 Plain,5")
     (row,) = reports.read(reports.gradebook(tmp_path))
     assert row == {"student": "r01 plain", "hw01": "8", "hw02": "5"}
-    roster = tmp_path / "roster.csv"
-    roster.write_text("Student\nR01 plain\n")
-    assert reports.read(reports.gradebook(tmp_path, roster))[0]["hw02"] == "5"
     table("hw02", "r01_plain.ipynb,r01_plain,5", "r01 plain.ipynb,r01 plain,4")
     with pytest.raises(IclError, match=r"r01_plain.ipynb with 5 points and r01 plain.ipynb with 4"):
         reports.gradebook(tmp_path)
+    (tmp_path / "roster.csv").write_text("Student\nR01 plain\n")
     table("hw02", "plain r01.ipynb,plain r01,4")
     with pytest.raises(IclError, match="plain r01 and r01 plain have the same words"):
-        reports.gradebook(tmp_path, roster)
+        reports.gradebook(tmp_path, tmp_path / "roster.csv")
 
 
 @pytest.mark.parametrize(
     ("handed_in", "whose"),
     [
-        ("ada.ipynb", "ada"),
-        ("ada/hw05.ipynb", "ada"),
         ("Ada Lovelace_12_assignsubmission_file/hw05.ipynb", "Ada Lovelace"),  # Moodle
         ("Ada Lovelace_12_assignsubmission_file_hw05.ipynb", "Ada Lovelace"),
         ("lovelaceada_12_34_hw05.ipynb", "lovelaceada_12"),  # Canvas
@@ -932,7 +881,7 @@ def test_a_small_class(hw05, build, tmp_path, where):
 
 @pytest.mark.nightly
 def test_the_trial_shows_what_a_teacher_sees(tmp_path):
-    shown = trial.run(tmp_path / "trial", 2, False)
+    shown = trial.run(tmp_path / "trial", False)
     lost = ("typical", "nothing", "loop", "ends", "solutions", "memory")
     for name in trial.EDITS:
         points = "12" if any(word in name for word in lost) else "16"

@@ -171,13 +171,13 @@ SCRAMBLED = {
 }
 
 
-def repetition_gain(logits, tokens, first=1, ahead=1, raw=False, sign=-1):
+def repetition_gain(logits, tokens, first=1, ahead=1, raw=False):
     """Log-probability of the second copy minus that of the first, in nats."""
     length = tokens.shape[1] // 2
     scores = logits if raw else logits.log_softmax(-1)
     of = tokens[:, 1:] if ahead else tokens[:, :-1]
     right = scores[:, :-1].gather(-1, of[..., None])[..., 0]
-    return right[:, length + first :].mean(1) + sign * right[:, :length].mean(1)
+    return right[:, length + first :].mean(1) - right[:, :length].mean(1)
 
 
 REPETITION_GAIN = {
@@ -189,7 +189,6 @@ REPETITION_GAIN = {
     "Those are differences of raw logits: take the log-softmax over the vocabulary first.": {
         "raw": True
     },
-    "That is the second copy alone: subtract the first.": {"sign": 0},
 }
 
 
@@ -209,7 +208,6 @@ LOOKS_BACK = {
     "L + 1 to 2L.": _everywhere,
     "Those are one too many: the distance from q to k is q - k.": lambda a: looks_back(a) + 1,
     "Those are one too few: the distance from q to k is q - k.": lambda a: looks_back(a) - 1,
-    "Those are negative: count the distance back, q - k.": lambda a: -looks_back(a),
     "One number for each head: average over the sequences first.": lambda a: torch.stack(
         [looks_back(each[None]) for each in a]
     ),
@@ -271,11 +269,6 @@ COPYING_SCORE = {
     ).item(),
     "The matrix is not symmetric: eigvalsh (or symmetrising) "
     "gives other numbers than eigvals.": lambda a, b, c, d: _symmetric((a @ b @ c @ d).double()),
-    "Divide by the sum of the eigenvalues' absolute values.": lambda *w: (
-        _eigenvalues(*w).sum().real.item()
-    ),
-    "That is upside down: the sum of the eigenvalues goes above, the sum of their absolute "
-    "values below.": lambda *w: 1 / copying_score(*w),
 }
 
 
@@ -298,7 +291,6 @@ SHARES_KEPT = {
     'Those are the shares after zero ablation: ask for "mean".': {"how": "zero"},
     "Those are the shares of the attention L back, to the same token. Prefix matching looks L - "
     "1 back.": {"back": 0},
-    "That is before / after: turn it around.": lambda *given: 1 / shares_kept(*given),
 }
 
 

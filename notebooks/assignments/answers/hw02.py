@@ -111,10 +111,10 @@ def _is_label(label_pos, size):
     return (label_pos[:, :, None] == torch.arange(size)).any(1)
 
 
-def _kinds(size, label_pos, target, stop=True, out=False, diagonal=False, rest=True):
+def _kinds(size, label_pos, target, stop=True, out=False, rest=True):
     """Which edges gather, read, and are the rest, (batch, kind, destination, source)."""
     place, label = torch.arange(size), _is_label(label_pos, size)
-    edge = (place[:, None] > place - int(diagonal)).expand(len(target), size, size)
+    edge = (place[:, None] > place).expand(len(target), size, size)
     if stop:
         edge = edge & (place <= target[:, None])[:, :, None]
     asked = (place == target[:, None])[:, :, None]
@@ -160,7 +160,6 @@ SALIENCY = {
     "Sum over the heads first, then take the absolute value: heads may cancel.": lambda a, u, g: (
         (a * _slope(u, g)).abs().sum(1)
     ),
-    "Sum over the heads; that is their mean.": lambda a, u, g: saliency(a, u, g) / a.shape[1],
     "Saliency has no sign: take the absolute value of the sum.": lambda a, u, g: (
         a * _slope(u, g)
     ).sum(1),
@@ -186,7 +185,6 @@ FLOW = {
     "you have them the wrong way round.": lambda importance, *given: flow(importance.mT, *given),
     "Gather edges lead *into* the label words, not out of them.": {"out": True},
     "The rest are the edges that neither gather nor read.": {"rest": False},
-    "Leave the diagonal out.": {"diagonal": True},
     "Nothing after the target belongs to the prompt: stop at q.": {"stop": False},
 }
 
@@ -214,7 +212,6 @@ ISOLATED = {
     "A label word may still attend to itself: cut only the sources before it.": lambda s, at: (
         _pattern(s) * ~_is_label(at, 14)[:, None, :, None]
     ),
-    "Nothing is cut in that pattern.": lambda s, at: _pattern(s),
     "Attention is causal: a word sees only itself and what came before.": lambda s, at: _pattern(
         s, _before(s) & _is_label(at, 14)[:, :, None], causal=False
     ),
@@ -234,9 +231,6 @@ AUC = {
     "*higher* score.": lambda scores, predicted: auc(-scores, predicted),
     "That is the accuracy at a threshold of one half: the area compares all pairs and needs no "
     "threshold.": lambda scores, predicted: ((scores > 0.5) == predicted).float().mean().item(),
-    "That is won minus lost (a rank correlation): the area is a share of pairs.": lambda *given: (
-        2 * auc(*given) - 1
-    ),
 }
 
 

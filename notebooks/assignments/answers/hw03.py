@@ -166,9 +166,6 @@ def weighted_ridge(X, y, weights, penalty, start, pull=1.0):
 
 WEIGHTED_RIDGE = {
     "The guess w_0 is missing on the right: the penalty pulls towards it.": {"pull": 0.0},
-    "The penalty times w_0 stands on the right, not w_0.": lambda X, y, a, c, w: weighted_ridge(
-        X, y, a, c, w / c
-    ),
     "That is ridge regression on y, with w_0 added: the pairs already speak of w, so fit what "
     "w_0 leaves.": lambda X, y, a, c, w: weighted_ridge(X, y, a, c, 0 * w) + w,
     "Where are the weights of the pairs?": lambda X, y, a, *given: weighted_ridge(
@@ -177,13 +174,8 @@ WEIGHTED_RIDGE = {
     "The weights enter as they are, not squared: rows times their square roots.": (
         lambda X, y, a, *given: weighted_ridge(X, y, a**2, *given)
     ),
-    "The weights are missing in X^T A y.": lambda X, y, a, c, w: weighted_ridge(X, y / a, a, c, w),
-    "The penalty has the wrong sign: it is added to X^T A X.": lambda X, y, a, c, w: weighted_ridge(
-        X, y, a, -c, w
-    ),
     "The loss sums over the examples. With a mean in its place, the penalty is n times too "
     "strong.": lambda X, y, a, c, w: weighted_ridge(X, y, a, len(X) * c, w),
-    "That is least squares: where is the penalty?": lambda X, y, a, c, w: torch.linalg.pinv(X) @ y,
 }
 
 
@@ -277,21 +269,12 @@ def _in_one_row(predict, xs, ys, queries):
 IMPLICIT_WEIGHTS = {
     "That is a fit with an intercept, as the released code does: the paper's linear function has "
     "none.": {"offset": True},
-    "Too few queries: d of them can be fitted by anything. Use all.": lambda f, xs, ys, queries: (
-        implicit_weights(f, xs, ys, queries[: xs.shape[1]])
-    ),
     "Too few queries: use all of them, not as many as "
     "there are pairs.": lambda f, xs, ys, queries: implicit_weights(f, xs, ys, queries[: len(xs)]),
     "Fit what the learner *predicts* for the queries, "
     "not the labels of the pairs.": lambda f, xs, ys, queries: torch.linalg.pinv(xs) @ ys,
     "Every query comes right after the n pairs: in one row, later queries see earlier ones as "
     "pairs.": _in_one_row,
-    "The context is cut: all n pairs stand before the query.": lambda f, xs, ys, queries: (
-        implicit_weights(f, xs[:-1], ys[:-1], queries)
-    ),
-    "That is the mean of y x over the pairs: ask the learner.": lambda f, xs, ys, queries: (
-        xs.T @ ys / len(xs)
-    ),
 }
 
 
@@ -339,23 +322,14 @@ BAYES_WEIGHTS = {
     "The prior is missing: the penalty is one over prior².": lambda X, y, noise, prior: (
         bayes_weights(X, y, noise, 1.0)
     ),
-    "The penalty is one over prior²: a wide prior pulls less.": lambda X, y, noise, prior: (
-        bayes_weights(X, y, noise, 1 / prior)
-    ),
     "All pairs have one noise there: each has its own.": lambda X, y, noise, prior: bayes_weights(
         X, y, noise.mean().expand_as(noise), prior
-    ),
-    "That is least squares: it trusts noisy labels fully.": lambda X, y, *_: (
-        torch.linalg.pinv(X) @ y
     ),
 }
 
 
 EXPECTED_ERROR = {
     "The label that is predicted is noisy too: add new².": {"own": 0.0},
-    "Add the variance of the label's noise, new², not new.": lambda X, x, noise, prior, new: (
-        expected_error(X, x, noise, prior, new**0.5)
-    ),
     "That is the error before any pair, new² + prior² |x|²: the pairs have taken some.": (
         lambda X, x, noise, prior, new: new**2 + prior**2 * (x @ x).item()
     ),

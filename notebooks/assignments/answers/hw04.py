@@ -151,23 +151,15 @@ ONE_STEP = {
     "The sign is turned around: descent goes against the gradient.": lambda W, x, y, q, A: one_step(
         W, x, y, q, -A
     ),
-    "The loss has a factor 1/2, which cancels the 2 of the square.": lambda W, x, y, q, A: one_step(
-        W, x, y, q, 2 * A
-    ),
     "A stands to the right of the gradient, and so acts on the query: A x_q.": (
         lambda W, x, y, q, A: one_step(W, x, y, q, A.T)
     ),
     "Where is A? That is a step at the rate 1.": lambda W, x, y, q, A: one_step(
         W, x, y, q, torch.eye(len(q), dtype=q.dtype)
     ),
-    "That is the change alone: add what W_0 says to the query.": lambda W, x, y, q, A: (
-        one_step(W, x, y, q, A) - W @ q
-    ),
     "The errors are W_0 x_i - y_i: did you leave W_0 out of them?": lambda W, x, y, q, A: (
         one_step(0 * W, x, y, q, A) + W @ q
     ),
-    "That is a step from zero: where is W_0?": lambda W, *given: one_step(0 * W, *given),
-    "That is W_0 alone: no step was taken.": lambda W, x, y, q, A: W @ q,
 }
 
 
@@ -179,11 +171,11 @@ def attend(tokens, *weights, keys=-1, soft=False, scale=1.0):
     return tokens + (scores.softmax(-1) if soft else scores) @ (context @ W_V.T) @ P.T
 
 
-def gradient_layer(W0, A, pairs, label=-1.0):
+def gradient_layer(W0, A, pairs):
     """W_K, W_Q, W_V and P of a layer that takes a step of gradient descent."""
     o, d = W0.shape
     eye, none = torch.eye(o + d, dtype=W0.dtype), torch.zeros(o, o, dtype=W0.dtype)
-    values = torch.cat([torch.cat([label * eye[:o, :o], W0], 1), 0 * eye[o:]])
+    values = torch.cat([torch.cat([-eye[:o, :o], W0], 1), 0 * eye[o:]])
     return torch.block_diag(none, eye[o:, o:]), torch.block_diag(none, A), values, eye / pairs
 
 
@@ -196,11 +188,9 @@ ATTEND = {
     "Every token moves, not the query alone: layers must stack.": lambda tokens, *given: torch.cat(
         [tokens[:-1], attend(tokens, *given)[-1:]]
     ),
-    "That is what is added: add it to the tokens.": lambda *given: attend(*given) - given[0],
     "No mean here: the factor 1/N is part of P.": lambda tokens, *given: attend(
         tokens, *given, scale=len(tokens) - 1.0
     ),
-    "Keys and queries are exchanged.": lambda x, W_K, W_Q, *given: attend(x, W_Q, W_K, *given),
 }
 
 
@@ -217,16 +207,14 @@ GRADIENT_LAYER = {
         W0, torch.eye(len(A), dtype=A.dtype), pairs
     ),
     "W_V does not know W_0: the error is W_0 x_i - y_i.": lambda W, *a: gradient_layer(0 * W, *a),
-    "The label channel of W_V is missing: the error is W_0 x_i - y_i.": {"label": 0.0},
-    "In W_V the label has the sign of W_0 x_i: the error is their difference.": {"label": 1.0},
 }
 
 
-def best_rates(variances, fourths, prior, noise, pairs, own=1.0, others=1.0, squared=1):
+def best_rates(variances, fourths, prior, noise, pairs, own=1.0, others=1.0):
     """The best rate of one step, for each coordinate."""
     shown = variances * prior
     rest = variances * (shown.sum() - shown)
-    moment = (prior * fourths + others * rest + noise * variances) / pairs**squared
+    moment = (prior * fourths + others * rest + noise * variances) / pairs
     return shown / (moment + own * (1 - 1 / pairs) * prior * variances**2)
 
 
@@ -243,18 +231,8 @@ BEST_RATES = {
     "The noise is averaged over the pairs, too: sigma² s_k / N.": (
         lambda s, m, prior, noise, pairs: best_rates(s, m, prior, noise * pairs, pairs)
     ),
-    "`noise` is a variance already: do not square it.": lambda s, m, prior, noise, pairs: (
-        best_rates(s, m, prior, noise**2, pairs)
-    ),
-    "The variances of w are missing.": lambda s, m, prior, noise, pairs: best_rates(
-        s, m, torch.ones_like(s), noise, pairs
-    ),
     "The N (N - 1) products of two different pairs are missing from the mean of b².": {"own": 0.0},
     "The other coordinates are missing: b_k sums over all coordinates of w.": {"others": 0.0},
-    "That is the inverse of the variance: right for endless contexts alone.": lambda s, *_: 1 / s,
-    "That is one over it.": lambda *given: 1 / best_rates(*given),
-    "A second moment of a sum of pairs is divided by N twice; N of the terms are alike, so 1/N is "
-    "left.": {"squared": 2},
 }
 
 

@@ -123,13 +123,6 @@ PART_AND_CHANGE = {
     "The change is the output with all keys, less the output without the example.": (
         lambda *given: part_and_change(*given) * torch.tensor([1, -1])[:, None, None]
     ),
-    "That is what the head says without each example: subtract it from what it says with all.": (
-        lambda query, keys, values, example: (
-            lambda parts, changes: torch.stack(
-                [parts, (keys @ query / len(query) ** 0.5).softmax(0) @ values - changes]
-            )
-        )(*part_and_change(query, keys, values, example))
-    ),
     "The parts come first, then the changes.": lambda *given: part_and_change(*given).flip(0),
     "The scores are divided by the square root of d.": {"root": 0.0},
     "The scores are divided by the square root of d, not by d.": {"root": 1.0},
@@ -152,8 +145,6 @@ FEATURES = {
     "The factor exp(-|z|²/2) is missing: without it the mean of the product is exp(|k + q|²/2).": {
         "half": 0.0
     },
-    "The factor is exp(-|z|²/2), half the square.": {"half": 1.0},
-    "The factor is exp(-|z|²/2): a minus.": {"half": -0.5},
     "Divide by the square root of the number of features: the product of two of them is then a "
     "mean.": {"power": 0.0},
     "Divide by the *square root* of the number of features: a product has two of them.": {
@@ -178,14 +169,8 @@ BIASED_LOSS = {
     "D_q is missing: without it the step is not softmax attention.": (
         lambda W, v, f, b, total, rate: biased_loss(W, v, f, b, 1.0, rate)
     ),
-    "Softmax has no 1/N: D_q stands in its place.": lambda W, v, f, b, total, rate: biased_loss(
-        W, v, f, b, len(v), rate
-    ),
     "The rate is missing: a step of the rate η must not depend on it, so the loss is divided by "
     "η.": lambda W, v, f, b, total, rate: biased_loss(W, v, f, b, total, 1.0),
-    "The loss is divided by η, not multiplied.": lambda W, v, f, b, total, rate: biased_loss(
-        W, v, f, b, total, 1 / rate
-    ),
 }
 
 
@@ -251,10 +236,6 @@ WITH_NEGATIVES = {
     },
     "Descent pushes *away* from the negatives: subtract them.": lambda *given: with_negatives(
         *given[:4], -given[4]
-    ),
-    "That is attention as it was: where is beta?": lambda *given: with_negatives(*given[:4], 0.0),
-    "That is the step alone: add the start.": lambda query, keys, values, demos, beta: (
-        with_negatives(query, keys, values * demos[:, None], demos, beta)
     ),
 }
 

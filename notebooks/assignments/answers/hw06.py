@@ -151,11 +151,11 @@ q7 = (
 # Students get what stands above this line, and nothing below it.
 
 
-def more_influence(clean, first, second, swapped=False, unit=1.0, error=None, correction=1):
+def more_influence(clean, first, second, swapped=False, unit=1.0, error=None):
     """Difference of two mean divergences KL(clean || altered) and its standard error, in nats."""
     kl = [_divergence(clean, each, swapped) / unit for each in (first, second)]
-    squares = [each.var(correction=correction) / len(each) for each in kl]
-    return torch.stack([kl[0].mean() - kl[1].mean(), (error or _root_of_sum)(squares, kl)])
+    squares = [each.var() / len(each) for each in kl]
+    return torch.stack([kl[0].mean() - kl[1].mean(), (error or _root_of_sum)(squares)])
 
 
 def _divergence(clean, altered, swapped=False):
@@ -164,7 +164,7 @@ def _divergence(clean, altered, swapped=False):
     return (p.exp() * (p - q)).sum(-1)
 
 
-def _root_of_sum(squares, kl):
+def _root_of_sum(squares):
     return sum(squares).sqrt()
 
 
@@ -176,23 +176,11 @@ MORE_INFLUENCE = {
     ),
     "Those are bits: take the natural logarithm.": {"unit": math.log(2)},
     "Standard errors of independent draws add in squares.": {
-        "error": lambda squares, kl: sum(each.sqrt() for each in squares)
-    },
-    "The standard error of a mean is the deviation over the square root of the number of draws.": {
-        "error": lambda squares, kl: sum(each.var() for each in kl).sqrt()
+        "error": lambda squares: sum(each.sqrt() for each in squares)
     },
     "That is the error of the first influence alone: the second has one, too.": {
-        "error": lambda squares, kl: squares[0].sqrt()
+        "error": lambda squares: squares[0].sqrt()
     },
-    "The two kinds of draws have errors of their own: they are not one sample.": {
-        "error": lambda squares, kl: torch.cat(kl).std() / math.sqrt(sum(map(len, kl)))
-    },
-    "For the deviation of a sample, divide by one less than the number of draws.": {
-        "correction": 0
-    },
-    "That is the first token's influence: subtract the second's.": lambda clean, first, second: (
-        torch.stack([_divergence(clean, first).mean(), more_influence(clean, first, second)[1]])
-    ),
 }
 
 
@@ -214,19 +202,12 @@ SIGN_FLIP_P = {
     "The observation counts above the line as well: (1 + as extreme) / (1 + draws).": lambda e, s: (
         _extreme(e, s) / (1 + len(s))
     ),
-    "The observation counts below the line as well: (1 + as extreme) / (1 + draws).": lambda e, s: (
-        (1 + _extreme(e, s)) / len(s)
-    ),
     "The test is two-sided: compare absolute values.": lambda e, s: (
         (1 + _extreme(e, s, two_sided=False)) / (1 + len(s))
-    ),
-    "The test is two-sided: compare absolute values, and count the observation.": lambda e, s: (
-        _extreme(e, s, two_sided=False) / len(s)
     ),
     "As extreme means at least as large: ties count.": lambda e, s: (
         (1 + _extreme(e, s, ties=False)) / (1 + len(s))
     ),
-    "That is the share of draws that are *less* extreme.": lambda *given: 1 - sign_flip_p(*given),
 }
 
 
@@ -251,21 +232,12 @@ INCOMPLETENESS = {
     "That is the empty K alone, which is faithfulness: try every subset of the circuit.": {
         "some": lambda heads: [set()]
     },
-    "That is K = C alone: what is left without the circuit. Try every subset.": {
-        "some": lambda heads: [set(heads)]
-    },
     "K has one head in your subsets: try those of every size.": {
         "some": lambda heads: [{head} for head in heads]
     },
     "The size of the difference counts, not its sign.": {"sign": lambda x: x},
     "K is a subset of the circuit, not of the model.": lambda score, circuit, model: max(
         abs(score(set(circuit) - K) - score(set(model) - K)) for K in _subsets(model)
-    ),
-    "The second set is the model without K, not the model without the circuit.": (
-        lambda score, circuit, model: max(
-            abs(score(set(circuit) - K) - score(set(model) - set(circuit)))
-            for K in _subsets(circuit)
-        )
     ),
 }
 
@@ -275,9 +247,6 @@ MINIMALITY = {
         "some": lambda heads: [set()]
     },
     "Some K is enough: take the largest difference, not the smallest.": {"best": min},
-    "Some K is enough: take the largest difference, not the mean.": {
-        "best": lambda x: sum(x) / len(x)
-    },
     "K has one head in your subsets: try those of every size, and none.": {
         "some": lambda heads: [{head} for head in heads]
     },
@@ -339,8 +308,6 @@ PATCHED = {
     ),
     "The nodes after the reader are held at their clean writes: let them run, on what the reader "
     "now writes.": _held,
-    "That is the corrupt run with one clean edge: "
-    "start from the clean one.": lambda f, x, y, *edge: patched(f, y, x, *edge),
     "The reader reads the corrupt stream: patch only what this one writer has put there.": (
         lambda f, x, y, writer, reader: _changed(
             f, x, _streams(f, y)[reader] - _streams(f, x)[reader], reader
@@ -348,23 +315,13 @@ PATCHED = {
     ),
     "The writer's corrupt write comes from a corrupt run of the *whole* model: earlier nodes "
     "write other things there, too.": _early,
-    "The writer's own clean write is still there: replace it.": lambda f, x, y, writer, reader: (
-        _changed(f, x, f[writer](_streams(f, y)[writer]), reader)
-    ),
-    "That is what the patch changes: return the output.": lambda f, x, *given: (
-        patched(f, x, *given) - _streams(f, x)[-1]
-    ),
-    "Nothing was patched.": lambda f, x, *given: _streams(f, x)[-1],
-    "The patch has the wrong sign: corrupt minus clean.": lambda f, x, y, writer, reader: _changed(
-        f, x, -_change(f, x, y, writer), reader
-    ),
 }
 
 
-def cka(XX, YY, centred=lambda K: _less_means(_less_means(K).T).T, power=1.0):
+def cka(XX, YY, centred=lambda K: _less_means(_less_means(K).T).T):
     """Linear CKA from inner products of samples."""
     K, L = centred(XX), centred(YY)
-    return ((K * L).sum() ** power / (K.norm() * L.norm()) ** power).item()
+    return ((K * L).sum() / (K.norm() * L.norm())).item()
 
 
 def _less_means(K):
@@ -382,8 +339,6 @@ CKA = {
     "Rows and columns are taken out, and with them the mean twice: add it once.": {
         "centred": lambda K: K - K.mean(0, keepdim=True) - K.mean(1, keepdim=True)
     },
-    "That is its square root.": {"power": 0.5},
-    "That is its square.": {"power": 2.0},
 }
 
 
@@ -439,9 +394,6 @@ SYNERGY = {
     ).item(),
     "That is what removing all of them costs: subtract "
     "what each costs alone.": lambda clean, alone, together: (clean - together).mean().item(),
-    "That is a ratio. The interaction is a difference, in nats.": lambda clean, alone, together: (
-        (clean - together).mean() / (clean - alone).mean(-1).sum()
-    ).item(),
 }
 
 

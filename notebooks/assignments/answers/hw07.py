@@ -185,20 +185,12 @@ BEYOND_CHANCE = {
         "chance": lambda m, n: m.sum() * n.sum() / m.numel()
     },
     "That is how many heads both mark: subtract what chance gives.": {"chance": lambda m, n: 0},
-    "That is what chance gives: subtract it from the heads that both mark.": lambda *given: (
-        beyond_chance(*given, chance=lambda m, n: 0) - beyond_chance(*given)
-    ),
-    "The sign is turned around: shared heads, less chance.": lambda *given: -beyond_chance(*given),
     "Divide by the number of heads in a layer: a head of the first set is in the second with the "
     "share of its layer that is marked.": {"chance": _by_layer},
-    "Divide by the number of heads in a layer, not by that of layers.": {
-        "chance": lambda m, n: _by_layer(m, n) / len(m)
-    },
     "Both lenses mark their highest heads of the *whole* model, not as many in each layer.": {
         "mark": _in_each_layer
     },
     "The highest scores are marked, not the lowest.": {"mark": lambda s, top: _marked(-s, top)},
-    "That is a share: give the number of heads.": lambda a, b, top: beyond_chance(a, b, top) / top,
 }
 
 
@@ -254,18 +246,11 @@ TASK_VECTOR = {
     "That is what the layer writes: take the stream, which holds what all layers up to it wrote.": {
         "of": _writes
     },
-    "The sign is turned around: with examples, less without.": lambda *given: -task_vector(*given),
-    "That is the mean state with examples: subtract the mean state without.": (
-        lambda blocks, shown, bare, layer: _after(blocks, shown)[layer].mean(0)
-    ),
     "Means, not sums: there are more prompts of the one kind.": lambda blocks, shown, bare, layer: (
         _after(blocks, shown)[layer].sum(0) - _after(blocks, bare)[layer].sum(0)
     ),
     "Keep the length of the vector: it says how far the examples move the stream.": (
         lambda *given: task_vector(*given) / task_vector(*given).norm()
-    ),
-    "That is the last layer's: take the stream after the layer that is asked for.": (
-        lambda blocks, shown, bare, layer: task_vector(blocks, shown, bare, len(blocks) - 1)
     ),
 }
 
@@ -281,18 +266,10 @@ STEERED_MARGIN = {
     "Add the vector to the stream: you put it in its place.": {
         "change": lambda x, vector: vector.expand_as(x)
     },
-    "The vector is added, not subtracted.": {"change": torch.sub},
-    "Nothing was added.": {"change": lambda x, vector: x},
     "The others do not include the right choice.": {
         "compare": lambda logits, right: logits.gather(1, right[:, None])[:, 0] - logits.mean(1)
     },
     "Take the mean of the others, not the largest of them.": {"compare": _to_the_best_other},
-    "That is a log-probability: the margin is a difference of logits.": {
-        "compare": lambda logits, right: logits.log_softmax(1).gather(1, right[:, None])[:, 0]
-    },
-    "That is the logit of the right choice: subtract the mean of the others.": {
-        "compare": lambda logits, right: logits.gather(1, right[:, None])[:, 0]
-    },
 }
 
 
@@ -321,16 +298,8 @@ SMOOTH = {
     "The weights have to sum to 1: divide by the sum of the kernel over all examples.": {
         "weigh": lambda query, keys: (keys @ query / len(query) ** 0.5).exp()
     },
-    "That is the nearest example alone: every example votes, with its weight.": {
-        "weigh": lambda query, keys: one_hot((keys @ query).argmax(), len(keys)).double()
-    },
     "That is a plain count: weigh each example by how near it is to the query.": {
         "weigh": lambda query, keys: torch.full((len(keys),), 1 / len(keys)).double()
-    },
-    "That kernel takes distances: the head's own is the exponential of an inner product.": {
-        "weigh": lambda query, keys: (
-            -(keys - query).square().sum(1) / (2 * len(query) ** 0.5)
-        ).softmax(0)
     },
     "Votes of a choice are summed, not averaged: two examples of a choice count twice.": (
         lambda query, keys, shows, choices: (
@@ -346,9 +315,6 @@ AGREEMENT = {
     "Nothing is centred: take each prompt's mean over the choices out first.": {
         "centre": lambda x: x
     },
-    "The mean that is taken out runs over the choices of a prompt, not over prompts.": {
-        "centre": lambda x: x - x.mean(0)
-    },
     "That is the correlation of votes and logits: what do the counts explain of it?": (
         lambda votes, counts, logits: torch.corrcoef(
             torch.stack([(x - x.mean(1, keepdim=True)).flatten() for x in (votes, logits)])
@@ -357,7 +323,6 @@ AGREEMENT = {
     "What the counts explain is taken out of the votes alone: the logits have it, too.": {
         "both": False
     },
-    "That is the square of the correlation.": lambda *given: agreement(*given) ** 2,
 }
 
 
@@ -377,10 +342,10 @@ def half_way(
     return float(steps[n - 1] + share * (steps[n] - steps[n - 1]))
 
 
-def later_by(first, second, root=0.5, correction=1, middle=torch.mean):
+def later_by(first, second, root=0.5):
     """How much later the second signature comes: mean over seeds, and its standard error."""
     later = second - first
-    return torch.stack([middle(later), later.std(correction=correction) / len(later) ** root])
+    return torch.stack([later.mean(), later.std() / len(later) ** root])
 
 
 HALF_WAY = {
@@ -393,17 +358,11 @@ HALF_WAY = {
     "The rise ends at the last value, not at the largest.": {
         "bar": lambda values, start: (values.max() + start) / 2
     },
-    "That is half of the rise, added to nothing: the bar is start + (last - start) / 2.": {
-        "bar": lambda values, start: (values[-1] - start) / 2
-    },
     "That is the checkpoint after it: go along the line between two checkpoints.": {
         "part": lambda part: 1.0
     },
     "That is the checkpoint before it: go along the line between two checkpoints.": {
         "part": lambda part: 0.0
-    },
-    "That is the middle of two checkpoints: go along the line between them.": {
-        "part": lambda part: 0.5
     },
     "The first time counts: the curve may fall back below half later.": {"last": True},
 }
@@ -418,10 +377,6 @@ LATER_BY = {
     "That is the deviation: the standard error is smaller by the square root of the number of "
     "seeds.": {"root": 0.0},
     "Divide the deviation by the *square root* of the number of seeds.": {"root": 1.0},
-    "For the deviation of a sample, divide by one less than the number of seeds.": {
-        "correction": 0
-    },
-    "The mean of the differences is asked for, not the median.": {"middle": torch.median},
 }
 
 
@@ -450,10 +405,6 @@ COMMON_SHARE = {
     "Divide by the mean square of a change: a share has no unit.": lambda changes: (
         common_share(changes) * changes.square().sum(1).mean()
     ).item(),
-    "Above stands a mean over pairs: divide by their number, not by that of prompts.": (
-        lambda changes: common_share(changes) * (len(changes) - 1)
-    ),
-    "That is the square root.": lambda changes: abs(common_share(changes)) ** 0.5,
     "Do not subtract the mean: it is what the changes have in common.": lambda changes: (
         common_share(changes - changes.mean(0))
     ),

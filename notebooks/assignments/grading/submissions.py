@@ -32,10 +32,11 @@ from .assignments import Assignment
 from .confine import PATIENCE, UNCONFINED, End, Limits
 
 SAVE = "Open it in Jupyter, save it, and hand in the file that ends in .ipynb."
-NO_NOTEBOOKS: dict[str, tuple[tuple[str, ...], str]] = {  # how they begin, and what helps
-    "a web page": (("<!doctype", "<html", "<?xml"), "Download the notebook itself: " + SAVE),
-    "an archive": (("pk\x03\x04", "rar!", "7z"), "Unpack it, and hand in the .ipynb file in it."),
-    "a PDF": (("%pdf",), SAVE),
+NO_NOTEBOOKS = {  # how they begin, and what helps
+    "<!doctype": f"The file is a web page. Download the notebook itself: {SAVE}",
+    "<html": f"The file is a web page. Download the notebook itself: {SAVE}",
+    "pk\x03\x04": "The file is an archive. Unpack it, and hand in the .ipynb file in it.",
+    "%pdf": f"The file is a PDF. {SAVE}",
 }
 LONGEST = 20 * 2**20  # bytes of a notebook
 JUDGING = Lock()  # what is right for one student is worked out by one thread
@@ -73,8 +74,7 @@ class Grade:
 
 @dataclass(frozen=True)
 class Job:
-    """What all submissions of one call share: the homework, what students got, and where and how it
-    is run."""
+    """What the submissions of one call share: homework, what students got, how it is run."""
 
     made: Assignment
     asked: dict[str, checks.Question]
@@ -100,8 +100,6 @@ def grade(
     files = sorted(_files(submissions))
     if not files:
         raise IclError(f"{submissions} is empty: put one notebook per student into it.")
-    if jobs < 1 or min(asdict(limits).values()) <= 0:
-        raise IclError("The number of jobs and all bounds must be positive.")
     (made,) = assignments.make(build, homework or _only_homework(files))
     place = build / "grades" / made.name
     place.mkdir(parents=True, exist_ok=True)
@@ -202,9 +200,9 @@ def _read(path: Path) -> tuple[dict[str, Any], Grade | None]:
     begins = data[:200].decode("utf-8", errors="replace").lstrip("\ufeff \t\r\n").lower()
     if not begins:
         return _none("The file is empty: the upload did not finish. Hand the notebook in again.")
-    for name, (start, cure) in NO_NOTEBOOKS.items():
+    for start, why in NO_NOTEBOOKS.items():
         if begins.startswith(start):
-            return _none(f"The file is {name}. {cure}", "not a notebook")
+            return _none(why, "not a notebook")
     if path.suffix.lower() != ".ipynb":
         return _none(f"Only .ipynb is graded. {SAVE}", "not a notebook")
     try:
@@ -216,8 +214,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Grade | None]:
         return _none(f"{cut if begins.startswith('{') else 'This is no notebook'}. {SAVE}")
     try:
         for cell in notebook["cells"]:
-            "".join(cell["source"])
-            cell["cell_type"] + ""
+            "".join(cell["source"]) + cell["cell_type"]
     except (TypeError, KeyError):
         return _none(f"The file is JSON, but holds no cells of a notebook. {SAVE}")
     return notebook, None

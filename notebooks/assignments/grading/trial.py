@@ -53,7 +53,7 @@ EDITS: dict[str, Callable[[Cells], Any]] = {
 }
 
 
-def run(build: Path, jobs: int, unconfined: bool) -> str:
+def run(build: Path, unconfined: bool) -> str:
     """Make the submissions in ``build/class``, grade them, and return what a teacher sees."""
     (made,) = assignments.make(build.parent, HOMEWORK)
     folder = build / "class"
@@ -62,13 +62,14 @@ def run(build: Path, jobs: int, unconfined: bool) -> str:
     shutil.copytree(made.student.parents[1], build / "assignments" / HOMEWORK)
     for name, edit in EDITS.items():
         notebook = read_json(made.instructor)
+        notebook["cells"] = [c for c in notebook["cells"] if "See the chapter." not in c["source"]]
         edit(notebook["cells"])
         (folder / f"{name}.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
     whole = (folder / "Ada, all right.ipynb").read_text(encoding="utf-8")
     (folder / "Kit, half an upload.ipynb").write_text(whole[:4000], encoding="utf-8")
     (folder / "Lou, a PDF.pdf").write_bytes(b"%PDF-1.7")
-    limits = Limits(step=10.0, seconds=60.0, memory=3.0)
-    path = submissions.grade(build, folder, HOMEWORK, limits, jobs, unconfined)
+    limits = Limits(step=6.0, seconds=60.0, memory=3.0)
+    path = submissions.grade(build, folder, HOMEWORK, limits, unconfined=unconfined)
     by_hand, page = path.parents[1] / "by_hand.csv", "Bo, a typical mistake.ipynb.md"
     shown = {
         f"The table, {path}:": _columns(path, "student status confined q1 q2 q3 q4 total message"),
