@@ -184,8 +184,6 @@ def plain(value: Any) -> Any:
     """A number as a number and whatever holds numbers as a tensor, whichever library made it."""
     if isinstance(value, list | tuple):
         entries = [plain(each) for each in value]
-        if entries and all(isinstance(each, int | float) for each in entries):
-            return torch.from_numpy(np.array(entries))
         several = any(isinstance(each, Tensor) and each.ndim for each in value)
         return entries if several else _stacked(entries)  # several tensors may be several answers
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
