@@ -5,7 +5,7 @@ import json
 import re
 import sys
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -122,8 +122,7 @@ def test_the_master_is_right_a_stub_is_nothing_and_mistakes_are_named(homework, 
         truth, mistakes = truths[part.name]
         for message, made in mistakes.items():
             if part.kind == "function":
-                made = partial(truth, **made) if isinstance(made, dict) else made
-                answer = own(made)
+                answer = own(checks.mistaken(truth, made))
             else:
                 answer = made(right[i]) if callable(made) else made
                 answer = seen(part, answer) if part.choices else answer

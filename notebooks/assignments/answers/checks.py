@@ -13,6 +13,7 @@ of choices, and whatever a homework draws from that number, belong to this stude
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import numbers
 import os
@@ -90,7 +91,7 @@ class Part:
     ) -> Expected | None:
         """Return what is right for a seed, and what the mistakes give there.
 
-        The mistake in a function is a function, or options with which the solution makes it. A
+        The mistake in a function is a function, or another piece in the solution (``mistaken``). A
         value that changes with the student is a function of the student's number, and its mistakes
         are functions of what is right. Whether a value is right only the hidden checks tell, so the
         public seed has nothing.
@@ -106,8 +107,7 @@ class Part:
         wrong = {}
         for text, each in mistakes.items():
             with suppress(Exception):  # it cannot be made on these inputs
-                function = functools.partial(truth, **each) if isinstance(each, dict) else each
-                wrong[text] = self.look(self._ask(function, seed), right)
+                wrong[text] = self.look(self._ask(mistaken(truth, each), seed), right)
         return right, wrong
 
     def judge(self, value: Any, expected: Expected | None, student: str = "") -> None:
@@ -116,6 +116,19 @@ class Part:
             truth, wrong = expected
             value = self.order(student)["abcd".index(value)] if self.choices else value
             compare(self.look(value, truth), truth, wrong, self.tolerance)
+
+
+def mistaken(truth: Callable[..., Any], mistake: Any) -> Any:
+    """Return the wrong function that a mistake is: itself, or the solution with one piece of its
+    text replaced, ``"old -> new"``."""
+    if not isinstance(mistake, str):
+        return mistake
+    text, (old, new) = inspect.getsource(truth), mistake.split(" -> ")
+    if text.count(old) != 1:
+        raise IclError(f"{truth.__name__} has {old!r} {text.count(old)} times, not once.")
+    names = dict(truth.__globals__)
+    exec(text.replace(old, new), names)
+    return names[truth.__name__]
 
 
 def generator(seed: int) -> Generator:

@@ -122,73 +122,55 @@ q6 = (
 # Students get what stands above this line, and nothing below it.
 
 
-def scrambled(copy, bos, generator, fits=lambda order: (order[1:] != order[:-1] + 1).all()):
+def scrambled(copy, bos, generator):
     """Sequences whose second half has the same tokens in another order."""
-    return torch.cat([_begun(copy, bos), _reordered(copy, generator, fits)], 1)
+    rows = []
+    for row in copy:
+        order = torch.randperm(len(row), generator=generator)
+        while (order[1:] == order[:-1] + 1).any():
+            order = torch.randperm(len(row), generator=generator)
+        rows.append(row[order])
+    return torch.cat([_begun(copy, bos), torch.stack(rows)], 1)
 
 
 def _begun(copy, bos):
     return torch.cat([torch.full((len(copy), 1), bos), copy], 1)
 
 
-def _reordered(copy, generator, fits):
-    rows = []
-    for row in copy:
-        order = torch.randperm(len(row), generator=generator)
-        while not fits(order):
-            order = torch.randperm(len(row), generator=generator)
-        rows.append(row[order])
-    return torch.stack(rows)
-
-
-def _one_order(copy, bos, generator):
-    second = scrambled(torch.arange(copy.shape[1])[None], bos, generator)[0, copy.shape[1] + 1 :]
-    return torch.cat([_begun(copy, bos), copy[:, second]], 1)
-
-
 SCRAMBLED = {
-    "A token follows the token that it followed in the first half.": {"fits": lambda order: True},
-    "The second half has other tokens: then it is news which tokens occur.": (
-        lambda copy, bos, generator: torch.cat(
-            [_begun(copy, bos), torch.randint(8, 98, copy.shape, generator=generator)], 1
-        )
-    ),
-    "The first half is the copy as it is given.": lambda copy, bos, generator: torch.cat(
-        [_begun(copy.flip(1), bos), _reordered(copy, generator, lambda order: True)], 1
-    ),
-    "All sequences have one order: draw it anew for each.": _one_order,
-    "Some tokens never come first, or last: the order is not drawn at random.": (
-        lambda copy, bos, generator: scrambled(
-            copy, bos, generator, lambda o: o[0] > 0 and (o[1:] != o[:-1] + 1).all()
-        )
-    ),
-    "BOS comes first, once.": lambda copy, bos, generator: scrambled(copy, bos, generator).roll(
-        -1, 1
-    ),
+    "A token follows "
+    "the token that it followed in the first half.": "(order[1:] == order[:-1] + 1).any() -> False",
+    "The second half has other tokens: then it is news which "
+    "tokens occur.": "torch.stack(rows)] -> torch.randint(8, 98, copy.shape, generator=generator)]",
+    "The first half is the copy as it is given.": "_begun(copy, -> _begun(copy.flip(1),",
+    "All sequences have one order: "
+    "draw it anew for each.": "rows.append(row[order]) -> rows = [each[order] for each in copy]",
+    "Some tokens never "
+    "come first, or last: the order is not drawn at random.": ".any(): -> .any() or order[0] == 0:",
+    "BOS comes first, once.": "(rows)], 1) -> (rows)], 1).roll(-1, 1)",
     "Take random numbers from `generator`, and from nothing else.": lambda copy, bos, _: scrambled(
         copy, bos, None
     ),
 }
 
 
-def repetition_gain(logits, tokens, first=1, ahead=1, raw=False):
+def repetition_gain(logits, tokens):
     """Log-probability of the second copy minus that of the first, in nats."""
     length = tokens.shape[1] // 2
-    scores = logits if raw else logits.log_softmax(-1)
-    of = tokens[:, 1:] if ahead else tokens[:, :-1]
-    right = scores[:, :-1].gather(-1, of[..., None])[..., 0]
-    return right[:, length + first :].mean(1) - right[:, :length].mean(1)
+    right = logits.log_softmax(-1)[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
+    return right[:, length + 1 :].mean(1) - right[:, :length].mean(1)
 
 
 REPETITION_GAIN = {
-    "Entry L asks for the first token after the whole list, and nothing has announced that the "
-    "list starts over: the clean half starts at entry L + 1.": {"first": 0},
-    "Entry i is about token i + 1. Did you read the probability of token i itself?": {"ahead": 0},
-    "The sign is turned around: second copy minus "
-    "first, of log-probabilities (not of losses).": lambda *given: -repetition_gain(*given),
-    "Those are differences of raw logits: take the log-softmax over the vocabulary first.": {
-        "raw": True
-    },
+    "Entry L asks for the first token after the whole list, and nothing has announced "
+    "that the list starts over: the clean half starts at entry L + 1.": "length + 1 -> length",
+    "Entry i is about token i + 1. Did "
+    "you read the probability of token i itself?": "tokens[:, 1:, None] -> tokens[:, :-1, None]",
+    "The sign is turned around: second copy minus first, of log-probabilities (not of losses).": (
+        lambda *given: -repetition_gain(*given)
+    ),
+    "Those are differences "
+    "of raw logits: take the log-softmax over the vocabulary first.": ".log_softmax(-1) -> ",
 }
 
 
@@ -272,25 +254,25 @@ COPYING_SCORE = {
 }
 
 
-def shares_kept(model, induction, tokens, other, how="mean", back=-1, whole=True):
+def shares_kept(model, induction, tokens, other):
     """Share of prefix matching that remains without each head of layer 0."""
     head, length, name = induction[1], tokens.shape[1] // 2, get_act_name("pattern", induction[0])
 
     def score(hooks):
         _, seen = run_with_hooks(model, tokens, hooks, [name])
-        return head_scores.attention_at_offset(seen[name][:, head], length, length + back).mean()
+        return head_scores.attention_at_offset(seen[name][:, head], length, length - 1).mean()
 
     heads = range(model.cfg.n_heads)
-    cut = [score(ablate_heads(model, tokens, [(0, h)], how, other)) for h in heads]
-    return torch.stack(cut) / (score([]) if whole else 1)
+    cut = [score(ablate_heads(model, tokens, [(0, h)], "mean", other)) for h in heads]
+    return torch.stack(cut) / score([])
 
 
 SHARES_KEPT = {
-    "Those are the scores after the cut: divide by the score before it.": {"whole": False},
+    "Those are the scores after the cut: divide by the score before it.": " / score([]) -> ",
     "That is what is lost: the share kept is after / before.": lambda *a: 1 - shares_kept(*a),
-    'Those are the shares after zero ablation: ask for "mean".': {"how": "zero"},
-    "Those are the shares of the attention L back, to the same token. Prefix matching looks L - "
-    "1 back.": {"back": 0},
+    'Those are the shares after zero ablation: ask for "mean".': '"mean" -> "zero"',
+    "Those are the shares of the attention "
+    "L back, to the same token. Prefix matching looks L - 1 back.": "length - 1 -> length",
 }
 
 
@@ -331,9 +313,9 @@ LEFT = {
 
 reason = "c"
 REASON = {
-    "The share that remains is a ratio of two scores of the *same* head; that the score is high "
-    "before the cut says nothing of what remains.": "a",
+    "The share that remains is a ratio of two scores of the *same* head; that "
+    "the score is high before the cut says nothing of what remains.": "a",
     "Heads of layer 0 do look at the previous token there; how many?": "b",
-    "Mean ablation does remove what the head says about its position: the same cut leaves next to "
-    "nothing in induction-3.": "d",
+    "Mean ablation does remove what the head says about its "
+    "position: the same cut leaves next to nothing in induction-3.": "d",
 }

@@ -111,122 +111,97 @@ def _is_label(label_pos, size):
     return (label_pos[:, :, None] == torch.arange(size)).any(1)
 
 
-def _kinds(size, label_pos, target, stop=True, out=False, rest=True):
-    """Which edges gather, read, and are the rest, (batch, kind, destination, source)."""
-    place, label = torch.arange(size), _is_label(label_pos, size)
-    edge = (place[:, None] > place).expand(len(target), size, size)
-    if stop:
-        edge = edge & (place <= target[:, None])[:, :, None]
-    asked = (place == target[:, None])[:, :, None]
-    into_target = edge & asked & label[:, None, :]
-    into_label = edge & (label[:, None, :] & ~asked if out else label[:, :, None])
-    return torch.stack([into_label, into_target, edge & ~((into_label | into_target) & rest)], 1)
-
-
-def control_words(label_pos, generator, first=None, last=None):
+def control_words(label_pos, generator):
     """For each label word another word of its demonstration, at random."""
-    before = torch.cat([0 * label_pos[:, :1], label_pos[:, :-1]], 1) if first is None else first
-    count = (label_pos if last is None else last) - before - 1
+    before = torch.cat([0 * label_pos[:, :1], label_pos[:, :-1]], 1)
+    count = label_pos - before - 1
     return before + 1 + (torch.rand(label_pos.shape, generator=generator) * count).long()
 
 
 CONTROL_WORDS = {
-    "A label word is in the control: then it cannot differ from it.": lambda at, generator: (
-        control_words(at, generator, last=at + 1)
-    ),
+    "A label word is in the control: then it cannot differ from it.": "before - 1 -> before",
     "BOS is no word of a demonstration, and there is nothing before it to cut.": (
         lambda at, generator: control_words(at, generator).index_fill(1, torch.tensor([0]), 0)
     ),
     "A word of another demonstration has more words before it, or fewer: about as many edges must "
     "be cut.": lambda at, generator: control_words(at, generator).flip(1),
     "Not every word of a demonstration has the same chance.": lambda at, generator: at - 1,
-    "Positions are whole numbers.": lambda at, generator: control_words(at, generator).float(),
-    "Take random numbers from `generator`, and from nothing else.": lambda at, _: control_words(
-        at, None
-    ),
+    "Positions are whole numbers.": ".long() -> ",
+    "Take random "
+    "numbers from `generator`, and from nothing else.": "generator=generator -> generator=None",
 }
 
 
 def saliency(attention, written, gradient):
     """|sum over heads of attention times what the chain rule gives for its derivative|."""
-    return (attention * _slope(written, gradient)).sum(1).abs()
-
-
-def _slope(written, gradient):
-    return gradient[:, None] @ written.mT  # (batch, head, dest, src)
+    slope = gradient[:, None] @ written.mT  # (batch, head, dest, src)
+    return (attention * slope).sum(1).abs()
 
 
 SALIENCY = {
-    "Sum over the heads first, then take the absolute value: heads may cancel.": lambda a, u, g: (
-        (a * _slope(u, g)).abs().sum(1)
-    ),
-    "Saliency has no sign: take the absolute value of the sum.": lambda a, u, g: (
-        a * _slope(u, g)
-    ).sum(1),
-    "That is the derivative alone: multiply by the attention.": lambda a, u, g: (
-        _slope(u, g).sum(1).abs()
-    ),
-    "The derivative by A[i, j] takes the gradient at i and what is written of j.": lambda a, u, g: (
-        (a * _slope(u, g).mT).sum(1).abs()
-    ),
+    "Sum over the heads "
+    "first, then take the absolute value: heads may cancel.": ".sum(1).abs() -> .abs().sum(1)",
+    "Saliency has no sign: take the absolute value of the sum.": ".abs() -> ",
+    "That is the derivative alone: multiply by the attention.": "attention * slope -> slope",
+    "The derivative by A[i, j] takes "
+    "the gradient at i and what is written of j.": "attention * slope -> attention * slope.mT",
 }
 
 
-def flow(importance, label_pos, target, mean=True, **how):
+def flow(importance, label_pos, target):
     """Mean saliency of the edges that gather, that read, and of the rest."""
-    kinds = _kinds(importance.shape[-1], label_pos, target, **how)
-    total = (importance[:, None] * kinds).sum((-2, -1))
-    return total / kinds.sum((-2, -1)) if mean else total
+    place = torch.arange(importance.shape[-1])
+    label, asked = _is_label(label_pos, len(place)), (place == target[:, None])[:, :, None]
+    edge = (place[:, None] > place) & (place <= target[:, None])[:, :, None]
+    gather, read = edge & label[:, :, None], edge & asked & label[:, None, :]
+    kinds = torch.stack([gather, read, edge & ~(gather | read)], 1)
+    return (importance[:, None] * kinds).sum((-2, -1)) / kinds.sum((-2, -1))
 
 
 FLOW = {
-    "Those are sums: divide by the number of edges of each kind.": {"mean": False},
-    "Rows are destinations and columns are sources: "
-    "you have them the wrong way round.": lambda importance, *given: flow(importance.mT, *given),
-    "Gather edges lead *into* the label words, not out of them.": {"out": True},
-    "The rest are the edges that neither gather nor read.": {"rest": False},
-    "Nothing after the target belongs to the prompt: stop at q.": {"stop": False},
+    "Those are sums: divide by the number of edges of each kind.": " / kinds.sum((-2, -1)) -> ",
+    "Rows are destinations and columns are "
+    "sources: you have them the wrong way round.": "importance[:, None] -> importance[:, None].mT",
+    "Gather edges lead *into* the label "
+    "words, not out of them.": "edge & label[:, :, None] -> edge & ~asked & label[:, None, :]",
+    "The rest are the edges that neither gather nor read.": "edge & ~(gather | read) -> edge",
+    "Nothing after "
+    "the target belongs to the prompt: stop at q.": " & (place <= target[:, None])[:, :, None] -> ",
 }
 
 
 def isolated(scores, label_pos):
     """Attention pattern in which label words read nothing before them."""
-    return _pattern(scores, _before(scores) & _is_label(label_pos, scores.shape[-1])[:, :, None])
-
-
-def _before(scores):
-    return torch.ones(scores.shape[-2:]).tril(-1).bool()
-
-
-def _pattern(scores, cut=False, causal=True):
-    """Attention without the edges that are cut, (batch, destination, source)."""
-    gone = torch.as_tensor(cut).expand(len(scores), *scores.shape[-2:]) | _before(scores).T & causal
-    return scores.masked_fill(gone[:, None], -torch.inf).softmax(-1)
+    size = scores.shape[-1]
+    before, label = torch.ones(size, size).tril(-1).bool(), _is_label(label_pos, size)
+    cut = label[:, :, None] & before
+    return scores.masked_fill((cut | before.T)[:, None], -torch.inf).softmax(-1)
 
 
 ISOLATED = {
-    "The rows of the label words do not sum to 1: cut the scores *before* "
-    "the softmax.": lambda s, at: _pattern(s) * ~(_before(s) & _is_label(at, 14)[:, None, :, None]),
-    "That cuts what others read *from* the label words. Isolation cuts what the label words "
-    "read: their rows.": lambda s, at: _pattern(s, _before(s) & _is_label(at, 14)[:, None]),
-    "A label word may still attend to itself: cut only the sources before it.": lambda s, at: (
-        _pattern(s) * ~_is_label(at, 14)[:, None, :, None]
+    "The rows of the label words do not sum to 1: cut the scores *before* the softmax.": (
+        "(cut | before.T)[:, None], -torch.inf).softmax(-1) "
+        "-> before.T, -torch.inf).softmax(-1) * ~cut[:, None]"
     ),
-    "Attention is causal: a word sees only itself and what came before.": lambda s, at: _pattern(
-        s, _before(s) & _is_label(at, 14)[:, :, None], causal=False
+    "That cuts what others read *from* the label words. "
+    "Isolation cuts what the label words read: their rows.": "label[:, :, None] -> label[:, None]",
+    "A label word may still attend to itself: cut only the sources before it.": (
+        "(cut | before.T)[:, None], -torch.inf).softmax(-1) "
+        "-> before.T, -torch.inf).softmax(-1) * ~label[:, None, :, None]"
     ),
+    "Attention is causal: a word sees only itself and what came before.": "(cut | before.T) -> cut",
 }
 
 
-def auc(scores, predicted, tie=0.5):
+def auc(scores, predicted):
     """Area under the ROC curve: the share of pairs that are won."""
     ones, zeros = scores[predicted == 1][:, None], scores[predicted == 0]
-    return ((ones > zeros) + tie * (ones == zeros)).float().mean().item()
+    return ((ones > zeros) + 0.5 * (ones == zeros)).float().mean().item()
 
 
 AUC = {
-    "A tie counts one half; you count it as lost.": {"tie": 0.0},
-    "A tie counts one half; you count it as won.": {"tie": 1.0},
+    "A tie counts one half; you count it as lost.": "0.5 -> 0.0",
+    "A tie counts one half; you count it as won.": "0.5 -> 1.0",
     "That is the area the other way round: a pair is won when the row of class 1 has the "
     "*higher* score.": lambda scores, predicted: auc(-scores, predicted),
     "That is the accuracy at a threshold of one half: the area compares all pairs and needs no "
@@ -279,9 +254,9 @@ LOYALTY = {
 
 reason = "b"
 REASON = {
-    "What the target reads is not cut: the rows of the label words are, and not that of the "
-    "target.": "a",
+    "What the target reads is not cut: "
+    "the rows of the label words are, and not that of the target.": "a",
     "Isolation cuts the same number of edges in every layer.": "c",
-    "Isolating an early layer hurts, so the label words do not know the answer by themselves: the "
-    "words that are dealt out change from prompt to prompt.": "d",
+    "Isolating an early layer hurts, so the label words do not know the answer by "
+    "themselves: the words that are dealt out change from prompt to prompt.": "d",
 }

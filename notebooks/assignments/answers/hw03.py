@@ -166,16 +166,17 @@ q6 = (
 # Students get what stands above this line, and nothing below it.
 
 
-def weighted_ridge(X, y, weights, penalty, start, pull=1.0):
+def weighted_ridge(X, y, weights, penalty, start):
     """Weights of ridge regression with weighted pairs, and a guess before any pair."""
     gram = X.T @ (weights[:, None] * X) + penalty * torch.eye(X.shape[1], dtype=X.dtype)
-    return torch.linalg.solve(gram, X.T @ (weights * y) + pull * penalty * start)
+    return torch.linalg.solve(gram, X.T @ (weights * y) + penalty * start)
 
 
 WEIGHTED_RIDGE = {
-    "The guess w_0 is missing on the right: the penalty pulls towards it.": {"pull": 0.0},
-    "That is ridge regression on y, with w_0 added: the pairs already speak of w, so fit what "
-    "w_0 leaves.": lambda X, y, a, c, w: weighted_ridge(X, y, a, c, 0 * w) + w,
+    "The "
+    "guess w_0 is missing on the right: the penalty pulls towards it.": " + penalty * start -> ",
+    "That is ridge regression on y, with w_0 added: "
+    "the pairs already speak of w, so fit what w_0 leaves.": " + penalty * start) -> ) + start",
     "Where are the weights of the pairs?": lambda X, y, a, *given: weighted_ridge(
         X, y, torch.ones_like(a), *given
     ),
@@ -187,56 +188,48 @@ WEIGHTED_RIDGE = {
 }
 
 
-def least_squares(xs, ys, ahead=0, first=1):
+def least_squares(xs, ys):
     """Predictions of least squares after every prefix."""
     found = torch.zeros_like(ys)
-    for i in range(first, ys.shape[1]):
-        w = torch.linalg.pinv(xs[:, : i + ahead]) @ ys[:, : i + ahead, None]
+    for i in range(1, ys.shape[1]):
+        w = torch.linalg.pinv(xs[:, :i]) @ ys[:, :i, None]
         found[:, i] = (xs[:, i : i + 1] @ w)[:, 0, 0]
     return found
 
 
 LEAST_SQUARES = {
-    "Entry i has seen its own label: fit the pairs *before* i, xs[:, :i] and ys[:, :i].": {
-        "ahead": 1
-    },
-    "Entry i leaves out the pair just before it: fit the pairs 0 .. i - 1.": {
-        "ahead": -1,
-        "first": 2,
-    },
-    "All entries use all the pairs: entry i may use the i pairs before it alone.": lambda xs, ys: (
-        xs @ torch.linalg.pinv(xs) @ ys[..., None]
-    )[..., 0],
-    "Entry 0 is missing: with no pair the answer is 0.": lambda *a: least_squares(*a)[:, 1:],
+    "Entry i has seen its own label: fit the pairs *before* i, xs[:, :i] "
+    "and ys[:, :i].": "(xs[:, :i]) @ ys[:, :i, None] -> (xs[:, : i + 1]) @ ys[:, : i + 1, None]",
+    "Entry i leaves out the pair just before it: fit the "
+    "pairs 0 .. i - 1.": "(xs[:, :i]) @ ys[:, :i, None] -> (xs[:, : i - 1]) @ ys[:, : i - 1, None]",
+    "All entries use all the pairs: entry i "
+    "may use the i pairs before it alone.": "(xs[:, :i]) @ ys[:, :i, None] -> (xs) @ ys[..., None]",
+    "Entry 0 is missing: with no pair the answer is 0.": "return found -> return found[:, 1:]",
 }
 
 
-def mispaired(ys, generator, fits=lambda order, place: (order != place).all()):
+def mispaired(ys, generator):
     """Labels of which none stays in its place, but for the last."""
-    return torch.stack([torch.cat([y[_order(len(y) - 1, generator, fits)], y[-1:]]) for y in ys])
-
-
-def _order(n, generator, fits):
-    order, place = torch.randperm(n, generator=generator), torch.arange(n)
-    while not fits(order, place):
+    n, rows = ys.shape[1] - 1, []
+    for y in ys:
         order = torch.randperm(n, generator=generator)
-    return order
+        while (order == torch.arange(n)).any():
+            order = torch.randperm(n, generator=generator)
+        rows.append(torch.cat([y[order], y[-1:]]))
+    return torch.stack(rows)
 
 
 MISPAIRED = {
-    "A label has stayed at its x.": {"fits": lambda order, place: True},
-    "The last label is the query's: it stays.": lambda ys, generator: torch.stack(
-        [y[_order(len(y), generator, lambda order, place: (order != place).all())] for y in ys]
-    ),
+    "A label has stayed at its x.": "(order == torch.arange(n)).any() -> False",
+    "The last label is the query's: it stays.": lambda ys, generator: ys.roll(1, 1),
     "Each context keeps its own labels, each of them once.": lambda ys, generator: torch.cat(
         [ys.roll(1, 0)[:, :-1], ys[:, -1:]], 1
     ),
     "All contexts have one order: draw it anew for each.": lambda ys, generator: torch.cat(
         [ys[:, :-1].roll(1, 1), ys[:, -1:]], 1
     ),
-    "Some labels never come to some x: the order is not drawn at random.": lambda ys, generator: (
-        mispaired(ys, generator, lambda order, place: (order != place).all() and order[0] == 1)
-    ),
+    "Some labels never "
+    "come to some x: the order is not drawn at random.": ".any(): -> .any() or order[0] != 1:",
     "Take random numbers from `generator`, and from nothing else.": lambda ys, _: mispaired(
         ys, None
     ),
@@ -248,11 +241,11 @@ def implicit_weights(predict, xs, ys, queries, offset=False):
     return _fit(queries, _asked(predict, xs, ys, queries), offset)[0]
 
 
-def linearity(predict, xs, ys, queries, offset=False, centred=True):
+def linearity(predict, xs, ys, queries):
     """R² of that function."""
     wanted = _asked(predict, xs, ys, queries)
-    missed = (wanted - _fit(queries, wanted, offset)[1]).square().sum()
-    return (1 - missed / (wanted - centred * wanted.mean()).square().sum()).item()
+    missed = (wanted - _fit(queries, wanted)[1]).square().sum()
+    return (1 - missed / (wanted - wanted.mean()).square().sum()).item()
 
 
 def _asked(predict, xs, ys, queries):
@@ -275,8 +268,8 @@ def _in_one_row(predict, xs, ys, queries):
 
 
 IMPLICIT_WEIGHTS = {
-    "That is a fit with an intercept, as the released code does: the paper's linear function has "
-    "none.": {"offset": True},
+    "That is a fit with an intercept, as "
+    "the released code does: the paper's linear function has none.": "offset)[0] -> True)[0]",
     "Too few queries: use all of them, not as many as "
     "there are pairs.": lambda f, xs, ys, queries: implicit_weights(f, xs, ys, queries[: len(xs)]),
     "Fit what the learner *predicts* for the queries, "
@@ -288,8 +281,10 @@ IMPLICIT_WEIGHTS = {
 
 LINEARITY = {
     "That is the share that the fit misses: R² is 1 minus it.": lambda *a: 1 - linearity(*a),
-    "The variation to be explained is that about the mean of the predictions.": {"centred": False},
-    "That is a fit with an intercept: leave it out.": {"offset": True},
+    "The "
+    "variation to be explained is that about the mean of the predictions.": " - wanted.mean() -> ",
+    "That is a "
+    "fit with an intercept: leave it out.": "_fit(queries, wanted) -> _fit(queries, wanted, True)",
 }
 
 
@@ -314,61 +309,46 @@ def bayes_weights(X, y, noise, prior):
     return weighted_ridge(X, y, noise**-2, prior**-2, X.new_zeros(X.shape[1]))
 
 
-def expected_error(X, x, noise, prior, new, own=1.0):
+def expected_error(X, x, noise, prior, new):
     """Expected squared error of predicting the label of x."""
     precision = X.T @ (X / noise[:, None] ** 2) + torch.eye(len(x), dtype=X.dtype) / prior**2
-    return (x @ torch.linalg.inv(precision) @ x + own * new**2).item()
+    return (x @ torch.linalg.inv(precision) @ x + new**2).item()
 
 
 BAYES_WEIGHTS = {
-    "The weights of the pairs are one over their variances, noise²: did you take noise?": (
-        lambda X, y, noise, prior: bayes_weights(X, y, noise**0.5, prior)
-    ),
-    "A noisy pair counts less, not more: its weight is one over noise².": (
-        lambda X, y, noise, prior: bayes_weights(X, y, 1 / noise, prior)
-    ),
-    "The prior is missing: the penalty is one over prior².": lambda X, y, noise, prior: (
-        bayes_weights(X, y, noise, 1.0)
-    ),
-    "All pairs have one noise there: each has its own.": lambda X, y, noise, prior: bayes_weights(
-        X, y, noise.mean().expand_as(noise), prior
-    ),
+    "The weights of the "
+    "pairs are one over their variances, noise²: did you take noise?": "noise**-2 -> noise**-1",
+    "A noisy pair counts less, not more: its weight is one over noise².": "noise**-2 -> noise**2",
+    "The prior is missing: the penalty is one over prior².": "prior**-2 -> 1.0",
+    "All pairs "
+    "have one noise there: each has its own.": "noise**-2 -> noise.mean().expand_as(noise) ** -2",
 }
 
 
 EXPECTED_ERROR = {
-    "The label that is predicted is noisy too: add new².": {"own": 0.0},
-    "That is the error before any pair, new² + prior² |x|²: the pairs have taken some.": (
-        lambda X, x, noise, prior, new: new**2 + prior**2 * (x @ x).item()
-    ),
-    "All pairs have one noise there: each has its own.": lambda X, x, noise, prior, new: (
-        expected_error(X, x, noise.mean().expand_as(noise), prior, new)
-    ),
-    "The new label has a noise of its own, `new`.": lambda X, x, noise, prior, new: expected_error(
-        X, x, noise, prior, noise.square().mean().sqrt().item()
-    ),
+    "The label that is predicted is noisy too: add new².": " + new**2 -> ",
+    "That is the error before any pair, new² "
+    "+ prior² |x|²: the pairs have taken some.": "torch.linalg.inv(precision) @ x -> x * prior**2",
+    "All pairs have one noise there: each has its own.": "noise[:, None] -> noise.mean()",
+    "The new label has a noise of its own, `new`.": "+ new**2 -> + noise.square().mean()",
 }
 
 
-def nearest_penalty(found, xs, ys, penalties, far=False, stop=0):
+def nearest_penalty(found, xs, ys, penalties):
     """The penalty of the ridge regression nearest to some predictions, by MSPD."""
-    last = stop or xs.shape[-1]
-    away = {
-        c: float((found - algorithms.ridge(xs, ys, c))[:, 1:last].square().sum()) for c in penalties
-    }
-    return (max if far else min)(penalties, key=away.__getitem__)
+    last = xs.shape[-1]
+    away = [(found - algorithms.ridge(xs, ys, c))[:, 1:last].square().sum() for c in penalties]
+    return penalties[int(torch.stack(away).argmin())]
 
 
 # ``kept`` and ``control`` were measured for ten draws of 512 contexts, on a grid of factors
 # sqrt(2): 1/4 in all ten, and 1/32 in nine with 1/22.6 in one. One step of the grid is allowed.
 NEAREST_PENALTY = {
-    "That is the penalty that is *farthest*.": {"far": True},
-    "The mean runs over n = 1 .. d - 1 alone: at n >= d this learner does something else.": {
-        "stop": 99
-    },
-    "Return the penalty, not its place in the list.": lambda *given: given[3].index(
-        nearest_penalty(*given)
-    ),
+    "That is the penalty that is *farthest*.": "argmin -> argmax",
+    "The mean runs over n = "
+    "1 .. d - 1 alone: at n >= d this learner does something else.": "xs.shape[-1] -> 99",
+    "Return the penalty, not its place "
+    "in the list.": "penalties[int(torch.stack(away).argmin())] -> int(torch.stack(away).argmin())",
 }
 
 
@@ -386,10 +366,9 @@ CONTROL = {"`control` is that of regression-noise: ask regression-d8, member 0."
 
 reason = "b"
 REASON = {
-    "These pairs have no noise at all. The curve of a learner that reads the noise off them would "
-    "be lowest where the control's is.": "a",
-    "The control was trained without noise, and as long; its penalty is several times smaller.": (
-        "c"
-    ),
+    "These pairs have no noise at all. The curve of a learner that "
+    "reads the noise off them would be lowest where the control's is.": "a",
+    "The control was trained "
+    "without noise, and as long; its penalty is several times smaller.": "c",
     "Look at where each of the two curves is lowest.": "d",
 }

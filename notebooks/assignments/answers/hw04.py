@@ -1,7 +1,5 @@
 """Homework 4, on chapter 04: attention as a step of gradient descent."""
 
-import math
-
 import torch
 from iclutils.models import lsa
 from iclutils.tasks.functions import Problem
@@ -67,11 +65,6 @@ def _moments(seed):
     return moments[0], moments[1], prior, 0.1 + 0.1 * seed, 2 + seed % 2
 
 
-def _design(xs, ys, pairs=-1, total=False):
-    products = ys[:, :pairs, None] * xs[:, :pairs] if pairs else ys[..., None] * xs
-    return (products.sum(1) if total else products.mean(1)) * xs[:, -1]
-
-
 def _contexts(seed):
     draw, pairs, d = generator(seed), 4 + seed, 3 + seed % 2
     return normal(draw, 800, pairs, d) + 0.5, normal(draw, 800, pairs), generator(seed + 50)
@@ -105,7 +98,8 @@ def _made_up(seed):
     draw, pairs, d = generator(seed), 5 + seed, 3 + seed % 2
     xs, ys = normal(draw, 60, pairs + 1, d), normal(draw, 60, pairs + 1)
     own = 1.0 + 3 * torch.rand(d, generator=draw, dtype=torch.float64)
-    return _design(xs, ys) @ own + 0.3 * normal(draw, 60), xs, ys
+    design = (ys[:, :-1, None] * xs[:, :-1]).mean(1) * xs[:, -1]
+    return design @ own + 0.3 * normal(draw, 60), xs, ys
 
 
 def _ten(rates):
@@ -141,34 +135,35 @@ q5 = (
 
 def one_step(W0, xs, ys, query, A):
     """What a linear model answers after one step with a matrix of rates."""
-    return W0 @ query - (xs @ A @ query) @ (xs @ W0.T - ys) / len(xs)
+    errors = xs @ W0.T - ys
+    return W0 @ query - (xs @ A @ query) @ errors / len(xs)
 
 
 ONE_STEP = {
-    "The mean over the pairs is missing: divide by N.": lambda W, x, y, q, A: one_step(
-        W, x, y, q, A * len(x)
-    ),
-    "The sign is turned around: descent goes against the gradient.": lambda W, x, y, q, A: one_step(
-        W, x, y, q, -A
-    ),
-    "A stands to the right of the gradient, and so acts on the query: A x_q.": (
-        lambda W, x, y, q, A: one_step(W, x, y, q, A.T)
-    ),
-    "Where is A? That is a step at the rate 1.": lambda W, x, y, q, A: one_step(
-        W, x, y, q, torch.eye(len(q), dtype=q.dtype)
-    ),
-    "The errors are W_0 x_i - y_i: did you leave W_0 out of them?": lambda W, x, y, q, A: (
-        one_step(0 * W, x, y, q, A) + W @ q
-    ),
+    "The mean over the pairs is missing: divide by N.": " / len(xs) -> ",
+    "The sign is turned around: descent goes against the gradient.": "query - ( -> query + (",
+    "A stands to the right of the gradient, and so acts on the query: A x_q.": "@ A @ -> @ A.T @",
+    "Where is A? That is a step at the rate 1.": " @ A @ ->  @",
+    "The errors are W_0 x_i - y_i: did you leave W_0 out of them?": "xs @ W0.T - ys -> -ys",
 }
 
 
-def attend(tokens, *weights, keys=-1, soft=False, scale=1.0):
+def attend(tokens, W_K, W_Q, W_V, P):
     """The tokens after one layer of linear attention; the last token is no key."""
-    W_K, W_Q, W_V, P = weights
-    context = tokens[:keys] if keys else tokens
-    scores = (tokens @ W_Q.T) @ (context @ W_K.T).T / scale
-    return tokens + (scores.softmax(-1) if soft else scores) @ (context @ W_V.T) @ P.T
+    context = tokens[:-1]
+    scores = (tokens @ W_Q.T) @ (context @ W_K.T).T
+    return tokens + scores @ (context @ W_V.T) @ P.T
+
+
+ATTEND = {
+    "The query is no key: sum over the N context tokens alone.": "tokens[:-1] -> tokens",
+    "This attention is linear: no softmax.": "+ scores -> + scores.softmax(-1)",
+    "The scores "
+    "are plain inner products: no square root.": "+ scores -> + scores / tokens.shape[1] ** 0.5",
+    "Every token moves, not the query alone: layers "
+    "must stack.": "scores = -> scores = (torch.arange(len(tokens)) == len(context))[:, None] *",
+    "No mean here: the factor 1/N is part of P.": "+ scores -> + scores / len(context)",
+}
 
 
 def gradient_layer(W0, A, pairs):
@@ -179,106 +174,79 @@ def gradient_layer(W0, A, pairs):
     return torch.block_diag(none, eye[o:, o:]), torch.block_diag(none, A), values, eye / pairs
 
 
-ATTEND = {
-    "The query is no key: sum over the N context tokens alone.": {"keys": 0},
-    "This attention is linear: no softmax.": {"soft": True},
-    "The scores are plain inner products: no square root.": lambda tokens, *given: attend(
-        tokens, *given, scale=math.sqrt(tokens.shape[1])
-    ),
-    "Every token moves, not the query alone: layers must stack.": lambda tokens, *given: torch.cat(
-        [tokens[:-1], attend(tokens, *given)[-1:]]
-    ),
-    "No mean here: the factor 1/N is part of P.": lambda tokens, *given: attend(
-        tokens, *given, scale=len(tokens) - 1.0
-    ),
-}
-
-
 GRADIENT_LAYER = {
-    "The labels move the wrong way: to y_i + ΔW x_i, so that a second layer cannot go on. Is the "
-    "sign of P, or of the label channel of W_V, turned around?": lambda W0, A, pairs: (
-        gradient_layer(W0, -A, pairs)
-    ),
-    "The factor 1/N is missing from P.": lambda W0, A, pairs: gradient_layer(W0, A, 1),
-    "A acts on the query, x_i · A x_j: it belongs into W_Q, or turned around into W_K.": (
-        lambda W0, A, pairs: gradient_layer(W0, A.T, pairs)
-    ),
-    "Where is A? That layer has the rate 1.": lambda W0, A, pairs: gradient_layer(
-        W0, torch.eye(len(A), dtype=A.dtype), pairs
-    ),
-    "W_V does not know W_0: the error is W_0 x_i - y_i.": lambda W, *a: gradient_layer(0 * W, *a),
+    "The labels move the wrong way: to y_i + ΔW x_i, so that a second layer cannot go on. Is "
+    "the sign of P, or of the label channel of W_V, turned around?": "eye / pairs -> -eye / pairs",
+    "The factor 1/N is missing from P.": " / pairs -> ",
+    "A acts on the query, "
+    "x_i · A x_j: it belongs into W_Q, or turned around into W_K.": "none, A) -> none, A.T)",
+    "Where is A? That layer has the rate 1.": "none, A) -> none, eye[o:, o:])",
+    "W_V does not know W_0: the error is W_0 x_i - y_i.": ", W0], 1) -> , 0 * W0], 1)",
 }
 
 
-def best_rates(variances, fourths, prior, noise, pairs, own=1.0, others=1.0):
+def best_rates(variances, fourths, prior, noise, pairs):
     """The best rate of one step, for each coordinate."""
     shown = variances * prior
-    rest = variances * (shown.sum() - shown)
-    moment = (prior * fourths + others * rest + noise * variances) / pairs
-    return shown / (moment + own * (1 - 1 / pairs) * prior * variances**2)
+    others = variances * (shown.sum() - shown)
+    moment = (prior * fourths + others + noise * variances) / pairs
+    return shown / (moment + (1 - 1 / pairs) * prior * variances**2)
 
 
 BEST_RATES = {
-    "That holds for normal inputs, whose fourth moment is 3 s²: use the one given.": (
-        lambda s, m, *given: best_rates(s, 3 * s**2, *given)
-    ),
+    "That holds for normal "
+    "inputs, whose fourth moment is 3 s²: use the one given.": "* fourths -> * 3 * variances**2",
     "That is the chapter's rate: here w has variances tau, and labels have noise.": (
-        lambda s, m, prior, noise, pairs: best_rates(s, m, torch.ones_like(s), 0.0, pairs)
+        "shown = variances * prior "
+        "-> noise, prior = 0.0, torch.ones_like(prior); shown = variances * prior"
     ),
-    "The noise of the labels is missing.": lambda s, m, prior, noise, pairs: best_rates(
-        s, m, prior, 0.0, pairs
-    ),
-    "The noise is averaged over the pairs, too: sigma² s_k / N.": (
-        lambda s, m, prior, noise, pairs: best_rates(s, m, prior, noise * pairs, pairs)
-    ),
-    "The N (N - 1) products of two different pairs are missing from the mean of b².": {"own": 0.0},
-    "The other coordinates are missing: b_k sums over all coordinates of w.": {"others": 0.0},
+    "The noise of the labels is missing.": " + noise * variances -> ",
+    "The noise is averaged over the pairs, too: sigma² s_k / N.": "noise * -> pairs * noise *",
+    "The N (N - 1) products of two different "
+    "pairs are missing from the mean of b².": " + (1 - 1 / pairs) * prior * variances**2 -> ",
+    "The other coordinates are missing: b_k sums over all coordinates of w.": " + others -> ",
 }
 
 
-def random_step(xs, ys, generator, scale=lambda b: b.norm(dim=1, keepdim=True), draws=None):
+def random_step(xs, ys, generator):
     """Weights after a step as long as the gradient's, in a random direction."""
     b = (ys[..., None] * xs).mean(1)
-    drawn = torch.randn(draws or b.shape, generator=generator, dtype=b.dtype).expand_as(b)
-    return drawn / drawn.norm(dim=1, keepdim=True) * scale(b)
-
-
-def _cube(xs, ys, generator):
-    b = (ys[..., None] * xs).mean(1)
-    drawn = torch.rand(b.shape, generator=generator, dtype=b.dtype)
+    drawn = torch.randn(b.shape, generator=generator, dtype=b.dtype)
     return drawn / drawn.norm(dim=1, keepdim=True) * b.norm(dim=1, keepdim=True)
 
 
-def _shuffled(xs, ys, generator):
-    order = torch.randperm(ys.shape[1], generator=generator)
-    b, other = ((y[..., None] * xs).mean(1) for y in (ys, ys[:, order]))
-    return other / other.norm(dim=1, keepdim=True) * b.norm(dim=1, keepdim=True)
-
-
 RANDOM_STEP = {
-    "The steps are not as long as the gradient steps: each context has a length of its own.": {
-        "scale": lambda b: b.norm(dim=1).mean()
-    },
-    "Contexts share a direction: draw one for each.": lambda xs, ys, generator: random_step(
-        xs, ys, generator, draws=(1, xs.shape[2])
-    ),
+    "The steps are not as long as the gradient steps: each "
+    "context has a length of its own.": "* b.norm(dim=1, keepdim=True) -> * b.norm(dim=1).mean()",
+    "Contexts share a direction: draw one for each.": "randn(b.shape -> randn((1, b.shape[1])",
     "The directions know the gradient: over many contexts their cosine with b should have the mean "
-    "0, and a spread as of directions drawn at random.": _shuffled,
-    "Not all directions are equally likely: use normal numbers, which are round.": _cube,
-    "Take random numbers from `generator`, and from nothing else.": lambda xs, ys, _: random_step(
-        xs, ys, None
-    ),
+    "0, and a spread as of directions "
+    "drawn at random.": "drawn = -> drawn = (ys.roll(1, 1)[..., None] * xs).mean(1) + 0 *",
+    "Not all directions "
+    "are equally likely: use normal numbers, which are round.": "torch.randn -> torch.rand",
+    "Take random numbers from `generator`, and from nothing else.": "=generator, -> =None,",
 }
 
 
-def learnt_rates(found, xs, ys, pairs=-1, total=False):
+def learnt_rates(found, xs, ys):
     """The rate of each coordinate, as a network's answers show it."""
-    design = _design(xs, ys, pairs, total)
+    design = (ys[:, :-1, None] * xs[:, :-1]).mean(1) * xs[:, -1]
     return torch.linalg.lstsq(design, found[:, None]).solution[:, 0]
 
 
-def _one_by_one(design, found):
-    return (design * found[:, None]).sum(0) / design.square().sum(0)
+LEARNT_RATES = {
+    "Those are the rates over N: take the mean over the pairs, not their sum.": "mean( -> sum(",
+    "The query's own label must not be read: "
+    "leave the last pair out of the mean.": "ys[:, :-1, None] * xs[:, :-1] -> ys[..., None] * xs",
+    "Fit all coordinates together: one at a time, each takes what is the others'.": (
+        "torch.linalg.lstsq(design, found[:, None]).solution[:, 0] "
+        "-> (design * found[:, None]).sum(0) / design.square().sum(0)"
+    ),
+    "One rate for each coordinate, not one for all.": (
+        "torch.linalg.lstsq(design, found[:, None]).solution[:, 0] "
+        "-> ((design.sum(1) * found).sum() / design.sum(1).square().sum()).expand(xs.shape[-1])"
+    ),
+}
 
 
 def rates(own):
@@ -289,17 +257,6 @@ def rates(own):
     with torch.no_grad():
         found = lsa.load("lsa-stretched")(contexts.xs, contexts.ys)[own % 5].double()
     return learnt_rates(found, contexts.xs.double(), contexts.ys.double())
-
-
-LEARNT_RATES = {
-    "Those are the rates over N: take the mean over the pairs, not their sum.": {"total": True},
-    "The query's own label must not be read: leave the last pair out of the mean.": {"pairs": 0},
-    "Fit all coordinates together: one at a time, "
-    "each takes what is the others'.": lambda found, xs, ys: _one_by_one(_design(xs, ys), found),
-    "One rate for each coordinate, not one for all.": lambda found, xs, ys: _one_by_one(
-        _design(xs, ys).sum(-1, keepdim=True), found
-    ).expand(xs.shape[-1]),
-}
 
 
 RATES = {
@@ -324,11 +281,10 @@ RATIO = {
 
 reason = "b"
 REASON = {
-    "Five trainings of `lsa-1` differ by one part in a hundred. What would give every seed the "
-    "same order of the ten?": "a",
-    "Then the rates would lie on the broken line. Ten pairs are few: a step also pays for its "
-    "noise.": "c",
-    "The layer reads x as it is: `xs` go through no other operation. And the rates are not one.": (
-        "d"
-    ),
+    "Five trainings of `lsa-1` differ by one part in a "
+    "hundred. What would give every seed the same order of the ten?": "a",
+    "Then the rates would lie on the "
+    "broken line. Ten pairs are few: a step also pays for its noise.": "c",
+    "The layer reads x as it is: "
+    "`xs` go through no other operation. And the rates are not one.": "d",
 }

@@ -1,7 +1,5 @@
 """Homework 5, on chapter 05: softmax attention as a linear model that took one step."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -106,33 +104,44 @@ q4 = (
 # Students get what stands above this line, and nothing below it.
 
 
-def part_and_change(query, keys, values, example, root=0.5, without=None):
+def part_and_change(query, keys, values, example):
     """Each example's part of the step, and what its absence changes."""
-    weights = (keys @ query / len(query) ** root).softmax(0)
+    weights = (keys @ query / len(query) ** 0.5).softmax(0)
     its = example == torch.arange(int(example.max()) + 1)[:, None]  # (example, key)
     parts, whole = (its * weights) @ values, weights @ values
-    left = without or (lambda rest, share: rest / (1 - share))
-    rest = left(whole - parts, (its * weights).sum(1, keepdim=True))
-    return torch.stack([parts, whole - rest])
+    left = 1 - (its * weights).sum(1, keepdim=True)
+    return torch.stack([parts, whole - (whole - parts) / left])
 
 
 PART_AND_CHANGE = {
-    "Without the example the other weights grow: divide what is left by the weight that is left.": {
-        "without": lambda rest, share: rest
-    },
-    "The change is the output with all keys, less the output without the example.": (
-        lambda *given: part_and_change(*given) * torch.tensor([1, -1])[:, None, None]
-    ),
+    "Without the example the other "
+    "weights grow: divide what is left by the weight that is left.": " / left -> ",
+    "The change is the output with all keys, less the output "
+    "without the example.": "whole - (whole - parts) / left -> (whole - parts) / left - whole",
     "The parts come first, then the changes.": lambda *given: part_and_change(*given).flip(0),
-    "The scores are divided by the square root of d.": {"root": 0.0},
-    "The scores are divided by the square root of d, not by d.": {"root": 1.0},
+    "The scores are divided by the square root of d.": " / len(query) ** 0.5 -> ",
+    "The scores are divided by the square root of d, not by d.": " ** 0.5 -> ",
 }
 
 
-def features(z, omega, half=0.5, power=0.5, both=lambda omega: torch.cat([omega, -omega])):
+def features(z, omega):
     """Positive random features, each direction taken both ways."""
-    norms, directions = z.square().sum(-1, keepdim=True), both(omega)
-    return torch.exp(z @ directions.T - half * norms) / len(directions) ** power
+    directions, half = torch.cat([omega, -omega]), z.square().sum(-1, keepdim=True) / 2
+    return torch.exp(z @ directions.T - half) / len(directions) ** 0.5
+
+
+FEATURES = {
+    "The factor exp(-|z|²/2) is "
+    "missing: without it the mean of the product is exp(|k + q|²/2).": " - half -> ",
+    "Divide by the square root of the number "
+    "of features: the product of two of them is then a mean.": " / len(directions) ** 0.5 -> ",
+    "Divide by the "
+    "*square root* of the number of features: a product has two of them.": " ** 0.5 -> ",
+    "There are 2 m features, and "
+    "the mean runs over all of them: divide by the root of 2 m.": "len(directions) -> len(omega)",
+    "First all with omega, then all "
+    "with -omega.": "torch.cat([omega, -omega]) -> torch.stack([omega, -omega], 1).flatten(0, 1)",
+}
 
 
 def biased_loss(W, values, features, biases, normaliser, rate):
@@ -141,102 +150,67 @@ def biased_loss(W, values, features, biases, normaliser, rate):
     return -(biases.exp() * similarity).sum() / (rate * normaliser)
 
 
-FEATURES = {
-    "The factor exp(-|z|²/2) is missing: without it the mean of the product is exp(|k + q|²/2).": {
-        "half": 0.0
-    },
-    "Divide by the square root of the number of features: the product of two of them is then a "
-    "mean.": {"power": 0.0},
-    "Divide by the *square root* of the number of features: a product has two of them.": {
-        "power": 1.0
-    },
-    "There are 2 m features, and the mean runs over all of them: divide by the root of 2 m.": (
-        lambda z, omega: features(z, omega) * math.sqrt(2)
-    ),
-    "First all with omega, then all with -omega.": lambda z, omega: features(
-        z, omega, both=lambda omega: torch.stack([omega, -omega], 1).flatten(0, 1)
-    ),
-}
-
-
 BIASED_LOSS = {
-    "The gradient has the wrong sign: the loss is *minus* the similarity, since descent must "
-    "raise it.": lambda *given: -biased_loss(*given),
-    "The biases are missing.": lambda W, v, f, b, *rest: biased_loss(W, v, f, 0 * b, *rest),
-    "A bias is added to the score, and so multiplies the kernel by its exponential.": (
-        lambda W, v, f, b, total, rate: -(b * (v * (f @ W.T)).sum(1)).sum() / (rate * total)
-    ),
-    "D_q is missing: without it the step is not softmax attention.": (
-        lambda W, v, f, b, total, rate: biased_loss(W, v, f, b, 1.0, rate)
-    ),
-    "The rate is missing: a step of the rate η must not depend on it, so the loss is divided by "
-    "η.": lambda W, v, f, b, total, rate: biased_loss(W, v, f, b, total, 1.0),
+    "The gradient has the wrong sign: the "
+    "loss is *minus* the similarity, since descent must raise it.": "-(biases -> (biases",
+    "The biases are missing.": "biases.exp() * similarity -> similarity",
+    "A bias is added "
+    "to the score, and so multiplies the kernel by its exponential.": "biases.exp() -> biases",
+    "D_q is missing: without it the step is not softmax attention.": " * normaliser -> ",
+    "The rate is missing: a step of the "
+    "rate η must not depend on it, so the loss is divided by η.": "rate * normaliser -> normaliser",
 }
 
 
-def swapped(steps, function, generator, clash=None):
+def swapped(steps, function, generator):
     """For each prompt the step of a prompt with another function, at random."""
-    clash = clash or (lambda order: function[order] == function)
     order = torch.randperm(len(steps), generator=generator)
-    while (wrong := clash(order)).any():
-        for i in wrong.nonzero()[:, 0].tolist():
+    while (clash := function[order] == function).any():
+        for i in clash.nonzero()[:, 0].tolist():
             j = int(torch.randint(len(steps), (1,), generator=generator))
             order[[i, j]] = order[[j, i]]
     return steps[order]
 
 
-def _drawn(steps, function, generator):
-    other = [(function != each).nonzero()[:, 0] for each in function]
-    at = [each[torch.randint(len(each), (1,), generator=generator)] for each in other]
-    return steps[torch.cat(at)]
-
-
 def _rotated(steps, function, generator):
-    order = torch.empty_like(function)
-    places = [(function == each).nonzero()[:, 0] for each in range(int(function.max()) + 1)]
-    for one, other in zip(places, [*places[1:], places[0]], strict=True):
-        order[one] = other
-    return steps[order]
+    at, each = function.argsort(stable=True), int((function == 0).sum())
+    return torch.empty_like(steps).index_copy(0, at, steps[at.roll(each)])
 
 
 SWAPPED = {
-    "A prompt has kept its own step.": lambda steps, function, generator: steps[
-        torch.randperm(len(steps), generator=generator)
-    ],
-    "A prompt has the step of another prompt with the same function.": (
-        lambda steps, function, generator: swapped(
-            steps, function, generator, lambda order: order == torch.arange(len(order))
-        )
+    "A prompt has kept its own step.": "function[order] == function -> order < 0",
+    "A prompt has the step of another prompt "
+    "with the same function.": "function[order] == function -> order == torch.arange(len(order))",
+    "A step is used twice, and another one not at all.": (
+        "steps[order] "
+        "-> steps[torch.where(function[order.roll(1)] == function, order, order.roll(1))]"
     ),
-    "A step is used twice, and another one not at all.": _drawn,
     "A prompt has a step that is nobody's: steps change hands, unchanged.": lambda steps, *_: (
         steps.mean(0).expand_as(steps)
     ),
     "Who gets whose step is not at random: some prompts are never partners.": _rotated,
-    "Take random numbers from `generator`, and from nothing else.": lambda steps, function, _: (
-        swapped(steps, function, None)
-    ),
+    "Take random numbers from `generator`, "
+    "and from nothing else.": "randperm(len(steps), generator=generator) -> randperm(len(steps))",
 }
 
 
-def with_negatives(query, keys, values, demos, beta, own=1.0, over=1, everywhere=False):
+def with_negatives(query, keys, values, demos, beta):
     """The output of a head that also descends the negatives."""
-    shown = values[demos]
-    changed = values.clone()
-    among = demos | everywhere
-    changed[among] -= beta * (shown.sum(0) - own * values[among]) / (len(shown) - over)
-    return (keys @ query / math.sqrt(len(query))).softmax(0) @ changed
+    shown, changed = values[demos], values.clone()
+    changed[demos] = shown - beta * (shown.sum(0) - shown) / (len(shown) - 1)
+    return (keys @ query / len(query) ** 0.5).softmax(0) @ changed
 
 
 WITH_NEGATIVES = {
-    "A value is no negative of its own key: leave v_i out of the sum over j.": {"own": 0.0},
-    "It is a mean over the *other* demonstrations: divide by |D| - 1.": {"over": 0},
-    "Only demonstrations are in the loss: the values of the other tokens stay.": {
-        "everywhere": True
-    },
-    "Descent pushes *away* from the negatives: subtract them.": lambda *given: with_negatives(
-        *given[:4], -given[4]
+    "A value is no negative "
+    "of its own key: leave v_i out of the sum over j.": "shown.sum(0) - shown -> shown.sum(0)",
+    "It is "
+    "a mean over the *other* demonstrations: divide by |D| - 1.": "(len(shown) - 1) -> len(shown)",
+    "Only demonstrations are in the loss: the values of the other tokens stay.": (
+        "changed[demos] = shown - beta * (shown.sum(0) - shown) "
+        "-> changed = values - beta * (shown.sum(0) - values)"
     ),
+    "Descent pushes *away* from the negatives: subtract them.": "shown - beta -> shown + beta",
 }
 
 

@@ -1,6 +1,5 @@
 """Homework 6, on chapter 06: influence, chance, circuits, path patching, similarity, synergy."""
 
-import math
 from functools import partial
 from itertools import combinations
 
@@ -151,63 +150,44 @@ q7 = (
 # Students get what stands above this line, and nothing below it.
 
 
-def more_influence(clean, first, second, swapped=False, unit=1.0, error=None):
+def more_influence(clean, first, second):
     """Difference of two mean divergences KL(clean || altered) and its standard error, in nats."""
-    kl = [_divergence(clean, each, swapped) / unit for each in (first, second)]
-    squares = [each.var() / len(each) for each in kl]
-    return torch.stack([kl[0].mean() - kl[1].mean(), (error or _root_of_sum)(squares)])
-
-
-def _divergence(clean, altered, swapped=False):
-    p, q = clean.log_softmax(-1), altered.log_softmax(-1)
-    p, q = (q, p) if swapped else (p, q)
-    return (p.exp() * (p - q)).sum(-1)
-
-
-def _root_of_sum(squares):
-    return sum(squares).sqrt()
+    p = clean.log_softmax(-1)
+    kl = [(p.exp() * (p - each.log_softmax(-1))).sum(-1) for each in (first, second)]
+    errors = [each.std() / len(each) ** 0.5 for each in kl]
+    return torch.stack([kl[0].mean() - kl[1].mean(), torch.hypot(*errors)])
 
 
 MORE_INFLUENCE = {
     "The divergence is the other way round: KL(clean || altered) weighs by the clean "
-    "probabilities.": {"swapped": True},
-    "The sign is turned around: the first token's influence, less the second's.": (
-        lambda clean, first, second: more_influence(clean, second, first)
+    "probabilities.": (
+        "p.exp() * (p - each.log_softmax(-1)) -> each.softmax(-1) * (each.log_softmax(-1) - p)"
     ),
-    "Those are bits: take the natural logarithm.": {"unit": math.log(2)},
-    "Standard errors of independent draws add in squares.": {
-        "error": lambda squares: sum(each.sqrt() for each in squares)
-    },
-    "That is the error of the first influence alone: the second has one, too.": {
-        "error": lambda squares: squares[0].sqrt()
-    },
+    "The sign is turned around: the first token's "
+    "influence, less the second's.": "kl[0].mean() - kl[1].mean() -> kl[1].mean() - kl[0].mean()",
+    "Those are "
+    "bits: take the natural logarithm.": ".sum(-1) for -> .sum(-1) / torch.tensor(2.0).log() for",
+    "Standard errors of independent draws add in squares.": "torch.hypot(*errors) -> sum(errors)",
+    "That is the error "
+    "of the first influence alone: the second has one, too.": "torch.hypot(*errors) -> errors[0]",
 }
 
 
 def sign_flip_p(effects, signs):
     """Two-sided p-value that the mean effect is 0."""
-    return (1 + _extreme(effects, signs)) / (1 + len(signs))
-
-
-def _extreme(effects, signs, ties=True, two_sided=True):
-    """Draws at least as extreme as what was seen."""
-    flipped, seen = (signs * effects).mean(-1), effects.mean()
-    flipped, seen = (flipped.abs(), seen.abs()) if two_sided else (flipped, seen)
-    return int(((flipped >= seen) if ties else (flipped > seen)).sum())
+    flipped, seen = (signs * effects).mean(-1).abs(), effects.mean().abs()
+    extreme = int((flipped >= seen).sum())
+    return (1 + extreme) / (1 + len(signs))
 
 
 SIGN_FLIP_P = {
-    "The observation is one of the draws: "
-    "(1 + as extreme) / (1 + draws), so that no p is 0.": lambda e, s: _extreme(e, s) / len(s),
-    "The observation counts above the line as well: (1 + as extreme) / (1 + draws).": lambda e, s: (
-        _extreme(e, s) / (1 + len(s))
-    ),
-    "The test is two-sided: compare absolute values.": lambda e, s: (
-        (1 + _extreme(e, s, two_sided=False)) / (1 + len(s))
-    ),
-    "As extreme means at least as large: ties count.": lambda e, s: (
-        (1 + _extreme(e, s, ties=False)) / (1 + len(s))
-    ),
+    "The observation is one of the draws: (1 + as extreme) "
+    "/ (1 + draws), so that no p is 0.": "(1 + extreme) / (1 + len(signs)) -> extreme / len(signs)",
+    "The observation "
+    "counts above the line as well: (1 + as extreme) / (1 + draws).": "(1 + extreme) -> extreme",
+    "The test is two-sided: "
+    "compare absolute values.": "mean(-1).abs(), effects.mean().abs() -> mean(-1), effects.mean()",
+    "As extreme means at least as large: ties count.": ">= -> >",
 }
 
 
@@ -215,43 +195,37 @@ def _subsets(heads):
     return [set(some) for n in range(len(heads) + 1) for some in combinations(heads, n)]
 
 
-def incompleteness(score, circuit, model, some=_subsets, sign=abs):
+def incompleteness(score, circuit, model):
     """Largest |F(C without K) - F(M without K)| over subsets K of C."""
     C, M = set(circuit), set(model)
-    return max(sign(score(C - K) - score(M - K)) for K in some(C))
-
-
-def minimality(score, circuit, some=_subsets, best=max):
-    """For each v of C the largest |F(C without K and v) - F(C without K)| over K of the others."""
-    C = set(circuit)
-    each = ([abs(score(C - K - {v}) - score(C - K)) for K in some(C - {v})] for v in circuit)
-    return torch.tensor([best(differences) for differences in each], dtype=torch.float64)
+    return max(abs(score(C - K) - score(M - K)) for K in _subsets(C))
 
 
 INCOMPLETENESS = {
-    "That is the empty K alone, which is faithfulness: try every subset of the circuit.": {
-        "some": lambda heads: [set()]
-    },
-    "K has one head in your subsets: try those of every size.": {
-        "some": lambda heads: [{head} for head in heads]
-    },
-    "The size of the difference counts, not its sign.": {"sign": lambda x: x},
-    "K is a subset of the circuit, not of the model.": lambda score, circuit, model: max(
-        abs(score(set(circuit) - K) - score(set(model) - K)) for K in _subsets(model)
-    ),
+    "That is the empty K "
+    "alone, which is faithfulness: try every subset of the circuit.": "_subsets(C) -> [set()]",
+    "K has "
+    "one head in your subsets: try those of every size.": "_subsets(C) -> [{head} for head in C]",
+    "The size of the difference counts, not its sign.": "abs( -> float(",
+    "K is a subset of the circuit, not of the model.": "_subsets(C) -> _subsets(M)",
 }
 
 
+def minimality(score, circuit):
+    """For each v of C the largest |F(C without K and v) - F(C without K)| over K of the others."""
+    C = set(circuit)
+    each = ([abs(score(C - K - {v}) - score(C - K)) for K in _subsets(C - {v})] for v in circuit)
+    return torch.tensor([max(differences) for differences in each], dtype=torch.float64)
+
+
 MINIMALITY = {
-    "That is K empty alone: a head that others stand in for looks superfluous then.": {
-        "some": lambda heads: [set()]
-    },
-    "Some K is enough: take the largest difference, not the smallest.": {"best": min},
-    "K has one head in your subsets: try those of every size, and none.": {
-        "some": lambda heads: [{head} for head in heads]
-    },
-    "One number for each head, in the order of the circuit.": lambda score, circuit: minimality(
-        score, sorted(circuit, reverse=circuit == sorted(circuit))
+    "That is K empty alone: "
+    "a head that others stand in for looks superfluous then.": "_subsets(C - {v}) -> [set()]",
+    "Some K is enough: take the largest difference, not the smallest.": "max( -> min(",
+    "K has one head in your subsets: "
+    "try those of every size, and none.": "_subsets(C - {v}) -> [{head} for head in C - {v}]",
+    "One number for each head, in the order of the circuit.": (
+        "for v in circuit) -> for v in sorted(circuit, reverse=circuit == sorted(circuit)))"
     ),
 }
 
@@ -318,37 +292,30 @@ PATCHED = {
 }
 
 
-def cka(XX, YY, centred=lambda K: _less_means(_less_means(K).T).T):
+def cka(XX, YY):
     """Linear CKA from inner products of samples."""
-    K, L = centred(XX), centred(YY)
+    K, L = (x - x.mean(0) - x.mean(1, keepdim=True) + x.mean() for x in (XX, YY))
     return ((K * L).sum() / (K.norm() * L.norm())).item()
 
 
-def _less_means(K):
-    return K - K.mean(0, keepdim=True)
-
-
 CKA = {
-    "The samples are not centred: the mean of the activations is still in the inner products.": {
-        "centred": lambda K: K
-    },
-    "A mean is taken out on one side only: it is in rows and in columns.": {"centred": _less_means},
-    "The mean of all inner products is one number: take out those of rows and of columns.": {
-        "centred": lambda K: K - K.mean()
-    },
-    "Rows and columns are taken out, and with them the mean twice: add it once.": {
-        "centred": lambda K: K - K.mean(0, keepdim=True) - K.mean(1, keepdim=True)
-    },
+    "The samples are not centred: the mean of the activations "
+    "is still in the inner products.": "x - x.mean(0) - x.mean(1, keepdim=True) + x.mean() -> x",
+    "A mean is taken out "
+    "on one side only: it is in rows and in columns.": " - x.mean(1, keepdim=True) + x.mean() -> ",
+    "The mean of all inner products is one number: take out those "
+    "of rows and of columns.": "- x.mean(0) - x.mean(1, keepdim=True) + x.mean() -> - x.mean()",
+    "Rows and columns are taken out, and with them the mean twice: add it once.": " + x.mean() -> ",
 }
 
 
-def other_heads(heads, per_layer, generator, allowed=None, size=lambda taken: len(taken)):
+def other_heads(heads, per_layer, generator):
     """As many other heads of each layer, at random."""
     control = []
     for layer in sorted({layer for layer, _ in heads}):
         taken = {head for la, head in heads if la == layer}
-        free = [h for h in range(per_layer) if (allowed or taken.isdisjoint)({h})]
-        order = torch.randperm(len(free), generator=generator)[: size(taken)].tolist()
+        free = [head for head in range(per_layer) if head not in taken]
+        order = torch.randperm(len(free), generator=generator)[: len(taken)].tolist()
         control += [(layer, free[i]) for i in order]
     return control
 
@@ -361,21 +328,14 @@ def _anywhere(heads, per_layer, generator):
 
 
 OTHER_HEADS = {
-    "Heads of the set itself are in the control: then it cannot differ from it.": {
-        "allowed": lambda head: True
-    },
+    "Heads of the "
+    "set itself are in the control: then it cannot differ from it.": " if head not in taken -> ",
     "The control has heads of other layers, which can do other things.": _anywhere,
-    "Each layer needs as many heads as in the set (if it has them).": {"size": lambda taken: 1},
-    "Some heads never come up: draw from all that are free.": lambda heads, per_layer, _: [
-        (layer, head)
-        for layer in {la for la, _ in heads}
-        for head in [h for h in range(per_layer) if (layer, h) not in heads][
-            : sum(la == layer for la, _ in heads)
-        ]
-    ],
-    "Take random numbers from `generator`, and from nothing else.": lambda heads, per_layer, _: (
-        other_heads(heads, per_layer, None)
-    ),
+    "Each layer needs as many heads as in the set (if it has them).": "[: len(taken)] -> [:1]",
+    "Some heads never come up: draw from all "
+    "that are free.": "torch.randperm(len(free), generator=generator) -> torch.arange(len(free))",
+    "Take random "
+    "numbers from `generator`, and from nothing else.": "generator=generator -> generator=None",
 }
 
 
@@ -385,15 +345,14 @@ def synergy(clean, alone, together):
 
 
 SYNERGY = {
-    "The sign is turned around: D is a *loss*, clean minus what is left.": lambda *a: -synergy(*a),
-    "Those are scores, not losses: subtract each from the clean score.": lambda clean, *rest: (
-        -synergy(0 * clean, *rest)
+    "The sign is turned around: D is a *loss*, clean minus what is left.": "return ( -> return -(",
+    "Those are scores, not losses: subtract each from the clean score.": (
+        "(clean - together).mean() - (clean - alone).mean(-1).sum() "
+        "-> together.mean() - alone.mean(-1).sum()"
     ),
-    "Subtract what *each* removal costs: the sum of them.": lambda clean, alone, together: (
-        alone.mean() - together.mean()
-    ).item(),
-    "That is what removing all of them costs: subtract "
-    "what each costs alone.": lambda clean, alone, together: (clean - together).mean().item(),
+    "Subtract what *each* removal costs: the sum of them.": ".mean(-1).sum() -> .mean()",
+    "That is what removing "
+    "all of them costs: subtract what each costs alone.": " - (clean - alone).mean(-1).sum() -> ",
 }
 
 
@@ -439,9 +398,9 @@ PIPELINE = {
 
 reason = "a"
 REASON = {
-    "What one removal at a time shows is what the *others* cannot replace. Look at what the four "
-    "cost together.": "b",
-    "Removed together, at the same means, the four cost most of the gap. So the mean does take "
-    "away what they say.": "c",
+    "What one removal at a time shows is what the "
+    "*others* cannot replace. Look at what the four cost together.": "b",
+    "Removed together, at the same means, the four "
+    "cost most of the gap. So the mean does take away what they say.": "c",
     "Then removing all four would cost little, too.": "d",
 }

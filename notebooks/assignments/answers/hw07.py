@@ -164,14 +164,11 @@ def _marked(scores, top):
     return torch.zeros_like(flat).index_fill(0, flat.topk(top).indices, 1.0).view(scores.shape)
 
 
-def _by_layer(m, n):
-    return (m.sum(1) * n.sum(1)).sum()
-
-
-def beyond_chance(a, b, top, chance=lambda m, n: _by_layer(m, n) / m.shape[1], mark=_marked):
+def beyond_chance(a, b, top):
     """Heads that two lenses both mark, less what chance within layers gives."""
-    m, n = mark(a, top), mark(b, top)
-    return float((m * n).sum() - chance(m, n))
+    m, n = (_marked(each, top) for each in (a, b))
+    chance = (m.sum(1) * n.sum(1)).sum() / m.shape[1]
+    return float((m * n).sum() - chance)
 
 
 def _in_each_layer(scores, top):
@@ -180,75 +177,47 @@ def _in_each_layer(scores, top):
 
 
 BEYOND_CHANCE = {
-    "Chance keeps layers: count what each lens marks in each layer. All heads in one pool make "
-    "any two lenses that mark deep layers agree.": {
-        "chance": lambda m, n: m.sum() * n.sum() / m.numel()
-    },
-    "That is how many heads both mark: subtract what chance gives.": {"chance": lambda m, n: 0},
-    "Divide by the number of heads in a layer: a head of the first set is in the second with the "
-    "share of its layer that is marked.": {"chance": _by_layer},
-    "Both lenses mark their highest heads of the *whole* model, not as many in each layer.": {
-        "mark": _in_each_layer
-    },
-    "The highest scores are marked, not the lowest.": {"mark": lambda s, top: _marked(-s, top)},
+    "Chance keeps layers: count what each lens marks in each layer. All heads in one pool make any "
+    "two lenses that mark deep "
+    "layers agree.": "(m.sum(1) * n.sum(1)).sum() / m.shape[1] -> m.sum() * n.sum() / m.numel()",
+    "That is how many heads both mark: subtract what chance gives.": " - chance -> ",
+    "Divide by the number of heads in a layer: a head of the first set "
+    "is in the second with the share of its layer that is marked.": " / m.shape[1] -> ",
+    "Both lenses mark their "
+    "highest heads of the *whole* model, not as many in each layer.": "_marked( -> _in_each_layer(",
+    "The highest scores are marked, not the lowest.": "_marked(each -> _marked(-each",
 }
 
 
-def _after(blocks, x):
-    """The stream after each block."""
-    found = []
-    for block in blocks:
-        x = x + block(x)
-        found.append(x)
-    return found
-
-
-def _before(blocks, x):
-    return [x, *_after(blocks, x)[:-1]]
-
-
-def _writes(blocks, x):
-    return [block(x) for block, x in zip(blocks, _before(blocks, x), strict=True)]
-
-
-def task_vector(blocks, shown, bare, layer, of=_after):
+def task_vector(blocks, shown, bare, layer):
     """Mean state after a layer with examples, less that without."""
-    return of(blocks, shown)[layer].mean(0) - of(blocks, bare)[layer].mean(0)
+    means = []
+    for x in (shown, bare):
+        for block in blocks[: layer + 1]:
+            x = x + block(x)
+        means.append(x.mean(0))
+    return means[0] - means[1]
 
 
-def _margin(logits, right):
+def steered_margin(blocks, readout, bare, vector, layer, right):
+    """Margin of prompts without examples, with a vector added after a layer."""
+    x = bare
+    for i, block in enumerate(blocks):
+        x = x + block(x) + (i == layer) * vector
+    logits = x @ readout
     own = logits.gather(1, right[:, None])[:, 0]
     return own - (logits.sum(1) - own) / (logits.shape[1] - 1)
 
 
-def steered_margin(
-    *given, change=torch.add, compare=_margin, at=lambda layer, last: [layer], before=False
-):
-    """Margin of prompts without examples, with a vector added after a layer."""
-    blocks, readout, x, vector, layer, right = given
-    places = at(layer, len(blocks) - 1)
-    for i, block in enumerate(blocks):
-        x = change(x, vector) if before and i in places else x
-        x = x + block(x)
-        x = change(x, vector) if not before and i in places else x
-    return compare(x @ readout, right)
-
-
-def _to_the_best_other(logits, right):
-    own = logits.gather(1, right[:, None])
-    return own[:, 0] - logits.scatter(1, right[:, None], -torch.inf).amax(1)
-
-
 TASK_VECTOR = {
-    "After a layer means with what this layer has written: you took the stream that it reads.": {
-        "of": _before
-    },
-    "That is what the layer writes: take the stream, which holds what all layers up to it wrote.": {
-        "of": _writes
-    },
-    "Means, not sums: there are more prompts of the one kind.": lambda blocks, shown, bare, layer: (
-        _after(blocks, shown)[layer].sum(0) - _after(blocks, bare)[layer].sum(0)
+    "After a layer means with "
+    "what this layer has written: you took the stream that it reads.": "[: layer + 1] -> [:layer]",
+    "That is what the layer writes: take the stream, which holds what all layers up to it wrote.": (
+        lambda blocks, shown, bare, layer: (
+            task_vector(blocks, shown, bare, layer) - task_vector(blocks, shown, bare, layer - 1)
+        )
     ),
+    "Means, not sums: there are more prompts of the one kind.": "x.mean(0) -> x.sum(0)",
     "Keep the length of the vector: it says how far the examples move the stream.": (
         lambda *given: task_vector(*given) / task_vector(*given).norm()
     ),
@@ -256,127 +225,107 @@ TASK_VECTOR = {
 
 
 STEERED_MARGIN = {
-    "The vector is added *after* the layer: this layer must not read it.": {"before": True},
-    "The later layers have to run on the changed stream: you added the vector at the end.": {
-        "at": lambda layer, last: [last]
-    },
-    "The vector is added once, after one layer: the stream carries it on.": {
-        "at": lambda layer, last: range(layer, last + 1)
-    },
-    "Add the vector to the stream: you put it in its place.": {
-        "change": lambda x, vector: vector.expand_as(x)
-    },
-    "The others do not include the right choice.": {
-        "compare": lambda logits, right: logits.gather(1, right[:, None])[:, 0] - logits.mean(1)
-    },
-    "Take the mean of the others, not the largest of them.": {"compare": _to_the_best_other},
+    "The vector is added *after* the layer: this layer must not read it.": (
+        "x = x + block(x) + (i == layer) * vector "
+        "-> x = x + (i == layer) * vector; x = x + block(x)"
+    ),
+    "The later layers have to run "
+    "on the changed stream: you added the vector at the end.": "i == layer -> i == len(blocks) - 1",
+    "The "
+    "vector is added once, after one layer: the stream carries it on.": "i == layer -> i >= layer",
+    "Add the vector to the stream: you put it in its place.": (
+        "x + block(x) + (i == layer) * vector "
+        "-> vector.expand_as(x) if i == layer else x + block(x)"
+    ),
+    "The others do not "
+    "include the right choice.": "(logits.sum(1) - own) / (logits.shape[1] - 1) -> logits.mean(1)",
+    "Take the mean of the others, not the largest of them.": (
+        "(logits.sum(1) - own) / (logits.shape[1] - 1) "
+        "-> logits.scatter(1, right[:, None], -torch.inf).amax(1)"
+    ),
 }
 
 
-def _softmax(query, keys, power=0.5):
-    return (keys @ query / len(query) ** power).softmax(0)
-
-
-def smooth(query, keys, shows, choices, weigh=_softmax):
+def smooth(query, keys, shows, choices):
     """Share of the votes that each choice gets from the examples that show it."""
-    return weigh(query, keys) @ one_hot(shows, choices).double()
+    weights = (keys @ query / len(query) ** 0.5).softmax(0)
+    return weights @ one_hot(shows, choices).double()
 
 
-def agreement(votes, counts, logits, centre=lambda x: x - x.mean(1, keepdim=True), both=True):
+def agreement(votes, counts, logits):
     """Correlation of votes and logits beyond the counts, each prompt's mean taken out."""
-    x, z, y = (centre(each.double()).flatten() for each in (votes, counts, logits))
-    x, rest = (each - (each @ z) / (z @ z) * z for each in (x, y))
-    y = rest if both else y
+    x, z, y = (each.double() for each in (votes, counts, logits))
+    x, z, y = ((each - each.mean(1, keepdim=True)).flatten() for each in (x, z, y))
+    x, y = (each - (each @ z) / (z @ z) * z for each in (x, y))
     return ((x * y).sum() / (x.norm() * y.norm())).item()
 
 
 SMOOTH = {
-    "The scores are divided by the square root of d.": {"weigh": partial(_softmax, power=0.0)},
-    "The scores are divided by the square root of d, not by d.": {
-        "weigh": partial(_softmax, power=1.0)
-    },
-    "The weights have to sum to 1: divide by the sum of the kernel over all examples.": {
-        "weigh": lambda query, keys: (keys @ query / len(query) ** 0.5).exp()
-    },
-    "That is a plain count: weigh each example by how near it is to the query.": {
-        "weigh": lambda query, keys: torch.full((len(keys),), 1 / len(keys)).double()
-    },
-    "Votes of a choice are summed, not averaged: two examples of a choice count twice.": (
-        lambda query, keys, shows, choices: (
-            smooth(query, keys, shows, choices) / shows.bincount(minlength=choices)
-        )
+    "The scores are divided by the square root of d.": " / len(query) ** 0.5 -> ",
+    "The scores are divided by the square root of d, not by d.": " ** 0.5 -> ",
+    "The weights have to "
+    "sum to 1: divide by the sum of the kernel over all examples.": "softmax(0) -> exp()",
+    "That is a plain count: weigh each example by how near it is to the query.": (
+        "(keys @ query / len(query) ** 0.5).softmax(0) "
+        "-> torch.full((len(keys),), 1 / len(keys)).double()"
     ),
+    "Votes of a choice are summed, not averaged: two examples "
+    "of a choice count twice.": ".double() -> .double() / shows.bincount(minlength=choices)",
 }
 
 
 AGREEMENT = {
-    "Take each prompt's mean over the choices out first: a number that is added to all logits of "
-    "a prompt says nothing.": {"centre": lambda x: x - x.mean()},
-    "Nothing is centred: take each prompt's mean over the choices out first.": {
-        "centre": lambda x: x
-    },
-    "That is the correlation of votes and logits: what do the counts explain of it?": (
-        lambda votes, counts, logits: torch.corrcoef(
-            torch.stack([(x - x.mean(1, keepdim=True)).flatten() for x in (votes, logits)])
-        )[0, 1].item()
+    "Take each prompt's mean over the choices out first: a number "
+    "that is added to all logits of a prompt says nothing.": "mean(1, keepdim=True) -> mean()",
+    "Nothing is centred: take "
+    "each prompt's mean over the choices out first.": "(each - each.mean(1, keepdim=True)) -> each",
+    "That is the correlation of votes "
+    "and logits: what do the counts explain of it?": "each - (each @ z) / (z @ z) * z -> each",
+    "What the counts explain is taken out of the votes alone: the logits have it, too.": (
+        "x, y = (each - (each @ z) / (z @ z) * z for each in (x, y)) "
+        "-> x = x - (x @ z) / (z @ z) * z"
     ),
-    "What the counts explain is taken out of the votes alone: the logits have it, too.": {
-        "both": False
-    },
 }
 
 
-def half_way(
-    steps,
-    values,
-    start,
-    bar=lambda values, start: (values[-1] + start) / 2,
-    last=False,
-    part=lambda part: part,
-):
+def half_way(steps, values, start):
     """The step at which a curve has made half of its rise, on the line between two checkpoints."""
-    wanted = bar(values, start)
-    reached = (values[1:] >= wanted) & ((values[:-1] < wanted) | (not last))
-    n = int(reached.nonzero()[-1 if last else 0]) + 1
-    share = part((wanted - values[n - 1]) / (values[n] - values[n - 1]))
+    wanted = (values[-1] + start) / 2
+    n = int((values[1:] >= wanted).nonzero()[0]) + 1
+    share = (wanted - values[n - 1]) / (values[n] - values[n - 1])
     return float(steps[n - 1] + share * (steps[n] - steps[n - 1]))
 
 
-def later_by(first, second, root=0.5):
+def later_by(first, second):
     """How much later the second signature comes: mean over seeds, and its standard error."""
     later = second - first
-    return torch.stack([later.mean(), later.std() / len(later) ** root])
+    return torch.stack([later.mean(), later.std() / len(later) ** 0.5])
 
 
 HALF_WAY = {
-    "The rise starts at chance, not at 0: half-way lies between `start` and the last value.": {
-        "bar": lambda values, start: values[-1] / 2
-    },
-    "The rise starts at `start`, not at the first checkpoint, which is noisy.": {
-        "bar": lambda values, start: (values[-1] + values[0]) / 2
-    },
-    "The rise ends at the last value, not at the largest.": {
-        "bar": lambda values, start: (values.max() + start) / 2
-    },
-    "That is the checkpoint after it: go along the line between two checkpoints.": {
-        "part": lambda part: 1.0
-    },
-    "That is the checkpoint before it: go along the line between two checkpoints.": {
-        "part": lambda part: 0.0
-    },
-    "The first time counts: the curve may fall back below half later.": {"last": True},
+    "The rise starts at chance, not "
+    "at 0: half-way lies between `start` and the last value.": "(values[-1] + start) -> values[-1]",
+    "The rise "
+    "starts at `start`, not at the first checkpoint, which is noisy.": "+ start) -> + values[0])",
+    "The rise ends at the last value, not at the largest.": "values[-1] -> values.max()",
+    "That is the "
+    "checkpoint after it: go along the line between two checkpoints.": "share * -> 1.0 *",
+    "That is the "
+    "checkpoint before it: go along the line between two checkpoints.": "share * -> 0.0 *",
+    "The first time counts: the curve may fall back below half later.": (
+        "(values[1:] >= wanted).nonzero()[0] "
+        "-> ((values[1:] >= wanted) & (values[:-1] < wanted)).nonzero()[-1]"
+    ),
 }
 
 
 LATER_BY = {
-    "The sign is turned around: the second less the first.": lambda a, b: later_by(b, a),
-    "Both signatures were measured on the same seeds: take the differences seed by seed, then "
-    "their standard error.": lambda first, second: torch.stack(
-        [(second - first).mean(), ((first.var() + second.var()) / len(first)).sqrt()]
-    ),
-    "That is the deviation: the standard error is smaller by the square root of the number of "
-    "seeds.": {"root": 0.0},
-    "Divide the deviation by the *square root* of the number of seeds.": {"root": 1.0},
+    "The sign is turned around: the second less the first.": "second - first -> first - second",
+    "Both signatures were measured on the same seeds: take the differences seed "
+    "by seed, then their standard error.": "later.std() -> (first.var() + second.var()).sqrt()",
+    "That is the deviation: the standard "
+    "error is smaller by the square root of the number of seeds.": " / len(later) ** 0.5 -> ",
+    "Divide the deviation by the *square root* of the number of seeds.": " ** 0.5 -> ",
 }
 
 
@@ -396,15 +345,12 @@ def common_share(changes):
 
 
 COMMON_SHARE = {
-    "A prompt is no pair with itself: leave the diagonal out.": lambda changes: (
-        (changes @ changes.T).mean() / changes.square().sum(1).mean()
-    ).item(),
+    "A prompt is no pair with itself: leave "
+    "the diagonal out.": "(inner.sum() - own) / (len(changes) - 1) -> inner.sum() / len(changes)",
     "That is the mean cosine: both means are taken before they are divided.": lambda changes: (
         common_share(torch.nn.functional.normalize(changes, dim=1))
     ),
-    "Divide by the mean square of a change: a share has no unit.": lambda changes: (
-        common_share(changes) * changes.square().sum(1).mean()
-    ).item(),
+    "Divide by the mean square of a change: a share has no unit.": " / own) -> / len(changes))",
     "Do not subtract the mean: it is what the changes have in common.": lambda changes: (
         common_share(changes - changes.mean(0))
     ),
@@ -450,34 +396,25 @@ reason = "c"
 REASON = {
     "Added to a prompt with another right answer, this vector would be wrong.": "a",
     "Noise would be as little common within an answer. Look at `within`.": "b",
-    "Without examples there would be no change at all, and half of it is common to prompts with "
-    "the same answer.": "d",
+    "Without examples there would be no change at "
+    "all, and half of it is common to prompts with the same answer.": "d",
 }
 
 
-def other_vectors(vector, count, generator, along=0.0, scale=lambda vector: vector.norm()):
+def other_vectors(vector, count, generator):
     """Vectors as long as a task vector, at a right angle to it, anywhere else."""
-    drawn, unit = torch.randn(count, len(vector), generator=generator).to(vector), _unit(vector)
-    drawn = drawn - (1 - along) * (drawn @ unit)[:, None] * unit
-    return _unit(drawn) * scale(vector)
-
-
-def _unit(x):
-    return x / x.norm(dim=-1, keepdim=True)
-
-
-def _sparse(vector, count, generator):
-    drawn = other_vectors(vector, count, generator)
-    return _unit(drawn.abs() - (drawn.abs() @ _unit(vector))[:, None] * _unit(vector)) * (
-        vector.norm()
-    )
+    drawn = torch.randn(count, len(vector), generator=generator).to(vector)
+    unit = vector / vector.norm()
+    drawn = drawn - (drawn @ unit)[:, None] * unit
+    return drawn / drawn.norm(dim=1, keepdim=True) * vector.norm()
 
 
 OTHER_VECTORS = {
-    "The vectors are not as long as the task vector.": {"scale": lambda vector: 1.0},
-    "There is something of the task vector in them: take it out first.": {"along": 1.0},
-    "Not all directions that are left have the same chance.": _sparse,
-    "Take random numbers from `generator`, and from nothing else.": lambda vector, count, _: (
-        other_vectors(vector, count, None)
-    ),
+    "The "
+    "vectors are not as long as the task vector.": "keepdim=True) * vector.norm() -> keepdim=True)",
+    "There is something of the "
+    "task vector in them: take it out first.": "drawn - (drawn @ unit)[:, None] * unit -> drawn",
+    "Not all directions that are left have the same chance.": ".to(vector) -> .to(vector).abs()",
+    "Take random "
+    "numbers from `generator`, and from nothing else.": "generator=generator -> generator=None",
 }
