@@ -138,15 +138,15 @@ def _begun(copy, bos):
 
 
 SCRAMBLED = {
-    "A token follows "
-    "the token that it followed in the first half.": "(order[1:] == order[:-1] + 1).any() -> False",
-    "The second half has other tokens: then it is news which "
-    "tokens occur.": "torch.stack(rows)] -> torch.randint(8, 98, copy.shape, generator=generator)]",
+    "A token follows the token that it followed in the first "
+    "half.": "(order[1:] == order[:-1] + 1).any() -> False",
+    "The second half has other tokens: then it is news which tokens "
+    "occur.": "torch.stack(rows)] -> torch.randint(8, 98, copy.shape, generator=generator)]",
     "The first half is the copy as it is given.": "_begun(copy, -> _begun(copy.flip(1),",
     "All sequences have one order: "
     "draw it anew for each.": "rows.append(row[order]) -> rows = [each[order] for each in copy]",
-    "Some tokens never "
-    "come first, or last: the order is not drawn at random.": ".any(): -> .any() or order[0] == 0:",
+    "Some tokens never come first, or last: "
+    "the order is not drawn at random.": ".any(): -> .any() or order[0] == 0:",
     "BOS comes first, once.": "(rows)], 1) -> (rows)], 1).roll(-1, 1)",
     "Take random numbers from `generator`, and from nothing else.": lambda copy, bos, _: scrambled(
         copy, bos, None
@@ -162,15 +162,16 @@ def repetition_gain(logits, tokens):
 
 
 REPETITION_GAIN = {
-    "Entry L asks for the first token after the whole list, and nothing has announced "
-    "that the list starts over: the clean half starts at entry L + 1.": "length + 1 -> length",
-    "Entry i is about token i + 1. Did "
-    "you read the probability of token i itself?": "tokens[:, 1:, None] -> tokens[:, :-1, None]",
+    "Entry L asks for the first token after the whole list, and nothing has announced that the "
+    "list starts over: "
+    "the clean half starts at entry L + 1.": "length + 1 -> length",
+    "Entry i is about token i + 1. Did you read the probability of token i "
+    "itself?": "tokens[:, 1:, None] -> tokens[:, :-1, None]",
     "The sign is turned around: second copy minus first, of log-probabilities (not of losses).": (
         lambda *given: -repetition_gain(*given)
     ),
-    "Those are differences "
-    "of raw logits: take the log-softmax over the vocabulary first.": ".log_softmax(-1) -> ",
+    "Those are differences of raw logits: "
+    "take the log-softmax over the vocabulary first.": ".log_softmax(-1) -> ",
 }
 
 
@@ -271,8 +272,8 @@ SHARES_KEPT = {
     "Those are the scores after the cut: divide by the score before it.": " / score([]) -> ",
     "That is what is lost: the share kept is after / before.": lambda *a: 1 - shares_kept(*a),
     'Those are the shares after zero ablation: ask for "mean".': '"mean" -> "zero"',
-    "Those are the shares of the attention "
-    "L back, to the same token. Prefix matching looks L - 1 back.": "length - 1 -> length",
+    "Those are the shares of the attention L back, to the same token. "
+    "Prefix matching looks L - 1 back.": "length - 1 -> length",
 }
 
 

@@ -127,8 +127,8 @@ CONTROL_WORDS = {
     "be cut.": lambda at, generator: control_words(at, generator).flip(1),
     "Not every word of a demonstration has the same chance.": lambda at, generator: at - 1,
     "Positions are whole numbers.": ".long() -> ",
-    "Take random "
-    "numbers from `generator`, and from nothing else.": "generator=generator -> generator=None",
+    "Take random numbers from `generator`, "
+    "and from nothing else.": "generator=generator -> generator=None",
 }
 
 
@@ -139,12 +139,12 @@ def saliency(attention, written, gradient):
 
 
 SALIENCY = {
-    "Sum over the heads "
-    "first, then take the absolute value: heads may cancel.": ".sum(1).abs() -> .abs().sum(1)",
+    "Sum over the heads first, then take the absolute value: "
+    "heads may cancel.": ".sum(1).abs() -> .abs().sum(1)",
     "Saliency has no sign: take the absolute value of the sum.": ".abs() -> ",
     "That is the derivative alone: multiply by the attention.": "attention * slope -> slope",
-    "The derivative by A[i, j] takes "
-    "the gradient at i and what is written of j.": "attention * slope -> attention * slope.mT",
+    "The derivative by A[i, j] takes the gradient at i and what is written of "
+    "j.": "attention * slope -> attention * slope.mT",
 }
 
 
@@ -160,13 +160,13 @@ def flow(importance, label_pos, target):
 
 FLOW = {
     "Those are sums: divide by the number of edges of each kind.": " / kinds.sum((-2, -1)) -> ",
-    "Rows are destinations and columns are "
-    "sources: you have them the wrong way round.": "importance[:, None] -> importance[:, None].mT",
-    "Gather edges lead *into* the label "
-    "words, not out of them.": "edge & label[:, :, None] -> edge & ~asked & label[:, None, :]",
+    "Rows are destinations and columns are sources: "
+    "you have them the wrong way round.": "importance[:, None] -> importance[:, None].mT",
+    "Gather edges lead *into* the label words, "
+    "not out of them.": "edge & label[:, :, None] -> edge & ~asked & label[:, None, :]",
     "The rest are the edges that neither gather nor read.": "edge & ~(gather | read) -> edge",
-    "Nothing after "
-    "the target belongs to the prompt: stop at q.": " & (place <= target[:, None])[:, :, None] -> ",
+    "Nothing after the target belongs to the prompt: "
+    "stop at q.": " & (place <= target[:, None])[:, :, None] -> ",
 }
 
 
@@ -183,8 +183,8 @@ ISOLATED = {
         "(cut | before.T)[:, None], -torch.inf).softmax(-1) "
         "-> before.T, -torch.inf).softmax(-1) * ~cut[:, None]"
     ),
-    "That cuts what others read *from* the label words. "
-    "Isolation cuts what the label words read: their rows.": "label[:, :, None] -> label[:, None]",
+    "That cuts what others read *from* the label words. Isolation cuts what the label words read: "
+    "their rows.": "label[:, :, None] -> label[:, None]",
     "A label word may still attend to itself: cut only the sources before it.": (
         "(cut | before.T)[:, None], -torch.inf).softmax(-1) "
         "-> before.T, -torch.inf).softmax(-1) * ~label[:, None, :, None]"

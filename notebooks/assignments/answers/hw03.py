@@ -173,10 +173,10 @@ def weighted_ridge(X, y, weights, penalty, start):
 
 
 WEIGHTED_RIDGE = {
-    "The "
-    "guess w_0 is missing on the right: the penalty pulls towards it.": " + penalty * start -> ",
-    "That is ridge regression on y, with w_0 added: "
-    "the pairs already speak of w, so fit what w_0 leaves.": " + penalty * start) -> ) + start",
+    "The guess w_0 is missing on the right: "
+    "the penalty pulls towards it.": " + penalty * start -> ",
+    "That is ridge regression on y, with w_0 added: the pairs already speak of w, "
+    "so fit what w_0 leaves.": " + penalty * start) -> ) + start",
     "Where are the weights of the pairs?": lambda X, y, a, *given: weighted_ridge(
         X, y, torch.ones_like(a), *given
     ),
@@ -198,12 +198,12 @@ def least_squares(xs, ys):
 
 
 LEAST_SQUARES = {
-    "Entry i has seen its own label: fit the pairs *before* i, xs[:, :i] "
-    "and ys[:, :i].": "(xs[:, :i]) @ ys[:, :i, None] -> (xs[:, : i + 1]) @ ys[:, : i + 1, None]",
-    "Entry i leaves out the pair just before it: fit the "
-    "pairs 0 .. i - 1.": "(xs[:, :i]) @ ys[:, :i, None] -> (xs[:, : i - 1]) @ ys[:, : i - 1, None]",
-    "All entries use all the pairs: entry i "
-    "may use the i pairs before it alone.": "(xs[:, :i]) @ ys[:, :i, None] -> (xs) @ ys[..., None]",
+    "Entry i has seen its own label: fit the pairs *before* i, xs[:, :i] and ys[:, "
+    ":i].": "(xs[:, :i]) @ ys[:, :i, None] -> (xs[:, : i + 1]) @ ys[:, : i + 1, None]",
+    "Entry i leaves out the pair just before it: fit the pairs 0 .. "
+    "i - 1.": "(xs[:, :i]) @ ys[:, :i, None] -> (xs[:, : i - 1]) @ ys[:, : i - 1, None]",
+    "All entries use all the pairs: entry i may use the i pairs before it "
+    "alone.": "(xs[:, :i]) @ ys[:, :i, None] -> (xs) @ ys[..., None]",
     "Entry 0 is missing: with no pair the answer is 0.": "return found -> return found[:, 1:]",
 }
 
@@ -228,8 +228,8 @@ MISPAIRED = {
     "All contexts have one order: draw it anew for each.": lambda ys, generator: torch.cat(
         [ys[:, :-1].roll(1, 1), ys[:, -1:]], 1
     ),
-    "Some labels never "
-    "come to some x: the order is not drawn at random.": ".any(): -> .any() or order[0] != 1:",
+    "Some labels never come to some x: "
+    "the order is not drawn at random.": ".any(): -> .any() or order[0] != 1:",
     "Take random numbers from `generator`, and from nothing else.": lambda ys, _: mispaired(
         ys, None
     ),
@@ -268,8 +268,8 @@ def _in_one_row(predict, xs, ys, queries):
 
 
 IMPLICIT_WEIGHTS = {
-    "That is a fit with an intercept, as "
-    "the released code does: the paper's linear function has none.": "offset)[0] -> True)[0]",
+    "That is a fit with an intercept, as the released code does: "
+    "the paper's linear function has none.": "offset)[0] -> True)[0]",
     "Too few queries: use all of them, not as many as "
     "there are pairs.": lambda f, xs, ys, queries: implicit_weights(f, xs, ys, queries[: len(xs)]),
     "Fit what the learner *predicts* for the queries, "
@@ -281,10 +281,10 @@ IMPLICIT_WEIGHTS = {
 
 LINEARITY = {
     "That is the share that the fit misses: R² is 1 minus it.": lambda *a: 1 - linearity(*a),
-    "The "
-    "variation to be explained is that about the mean of the predictions.": " - wanted.mean() -> ",
-    "That is a "
-    "fit with an intercept: leave it out.": "_fit(queries, wanted) -> _fit(queries, wanted, True)",
+    "The variation to be explained is that about the mean of the "
+    "predictions.": " - wanted.mean() -> ",
+    "That is a fit with an intercept: "
+    "leave it out.": "_fit(queries, wanted) -> _fit(queries, wanted, True)",
 }
 
 
@@ -316,19 +316,19 @@ def expected_error(X, x, noise, prior, new):
 
 
 BAYES_WEIGHTS = {
-    "The weights of the "
-    "pairs are one over their variances, noise²: did you take noise?": "noise**-2 -> noise**-1",
+    "The weights of the pairs are one over their variances, noise²: "
+    "did you take noise?": "noise**-2 -> noise**-1",
     "A noisy pair counts less, not more: its weight is one over noise².": "noise**-2 -> noise**2",
     "The prior is missing: the penalty is one over prior².": "prior**-2 -> 1.0",
-    "All pairs "
-    "have one noise there: each has its own.": "noise**-2 -> noise.mean().expand_as(noise) ** -2",
+    "All pairs have one noise there: "
+    "each has its own.": "noise**-2 -> noise.mean().expand_as(noise) ** -2",
 }
 
 
 EXPECTED_ERROR = {
     "The label that is predicted is noisy too: add new².": " + new**2 -> ",
-    "That is the error before any pair, new² "
-    "+ prior² |x|²: the pairs have taken some.": "torch.linalg.inv(precision) @ x -> x * prior**2",
+    "That is the error before any pair, new² + prior² |x|²: "
+    "the pairs have taken some.": "torch.linalg.inv(precision) @ x -> x * prior**2",
     "All pairs have one noise there: each has its own.": "noise[:, None] -> noise.mean()",
     "The new label has a noise of its own, `new`.": "+ new**2 -> + noise.square().mean()",
 }
@@ -345,10 +345,10 @@ def nearest_penalty(found, xs, ys, penalties):
 # sqrt(2): 1/4 in all ten, and 1/32 in nine with 1/22.6 in one. One step of the grid is allowed.
 NEAREST_PENALTY = {
     "That is the penalty that is *farthest*.": "argmin -> argmax",
-    "The mean runs over n = "
-    "1 .. d - 1 alone: at n >= d this learner does something else.": "xs.shape[-1] -> 99",
-    "Return the penalty, not its place "
-    "in the list.": "penalties[int(torch.stack(away).argmin())] -> int(torch.stack(away).argmin())",
+    "The mean runs over n = 1 .. d - 1 alone: "
+    "at n >= d this learner does something else.": "xs.shape[-1] -> 99",
+    "Return the penalty, not its place in the "
+    "list.": "penalties[int(torch.stack(away).argmin())] -> int(torch.stack(away).argmin())",
 }
 
 

@@ -158,10 +158,10 @@ def attend(tokens, W_K, W_Q, W_V, P):
 ATTEND = {
     "The query is no key: sum over the N context tokens alone.": "tokens[:-1] -> tokens",
     "This attention is linear: no softmax.": "+ scores -> + scores.softmax(-1)",
-    "The scores "
-    "are plain inner products: no square root.": "+ scores -> + scores / tokens.shape[1] ** 0.5",
-    "Every token moves, not the query alone: layers "
-    "must stack.": "scores = -> scores = (torch.arange(len(tokens)) == len(context))[:, None] *",
+    "The scores are plain inner products: "
+    "no square root.": "+ scores -> + scores / tokens.shape[1] ** 0.5",
+    "Every token moves, not the query alone: layers must "
+    "stack.": "scores = -> scores = (torch.arange(len(tokens)) == len(context))[:, None] *",
     "No mean here: the factor 1/N is part of P.": "+ scores -> + scores / len(context)",
 }
 
@@ -175,11 +175,12 @@ def gradient_layer(W0, A, pairs):
 
 
 GRADIENT_LAYER = {
-    "The labels move the wrong way: to y_i + ΔW x_i, so that a second layer cannot go on. Is "
-    "the sign of P, or of the label channel of W_V, turned around?": "eye / pairs -> -eye / pairs",
+    "The labels move the wrong way: to y_i + ΔW x_i, so that a second layer cannot go on. Is the "
+    "sign of P, or of the label channel of W_V, "
+    "turned around?": "eye / pairs -> -eye / pairs",
     "The factor 1/N is missing from P.": " / pairs -> ",
-    "A acts on the query, "
-    "x_i · A x_j: it belongs into W_Q, or turned around into W_K.": "none, A) -> none, A.T)",
+    "A acts on the query, x_i · A x_j: it belongs into W_Q, "
+    "or turned around into W_K.": "none, A) -> none, A.T)",
     "Where is A? That layer has the rate 1.": "none, A) -> none, eye[o:, o:])",
     "W_V does not know W_0: the error is W_0 x_i - y_i.": ", W0], 1) -> , 0 * W0], 1)",
 }
@@ -194,16 +195,16 @@ def best_rates(variances, fourths, prior, noise, pairs):
 
 
 BEST_RATES = {
-    "That holds for normal "
-    "inputs, whose fourth moment is 3 s²: use the one given.": "* fourths -> * 3 * variances**2",
+    "That holds for normal inputs, whose fourth moment is 3 s²: "
+    "use the one given.": "* fourths -> * 3 * variances**2",
     "That is the chapter's rate: here w has variances tau, and labels have noise.": (
         "shown = variances * prior "
         "-> noise, prior = 0.0, torch.ones_like(prior); shown = variances * prior"
     ),
     "The noise of the labels is missing.": " + noise * variances -> ",
     "The noise is averaged over the pairs, too: sigma² s_k / N.": "noise * -> pairs * noise *",
-    "The N (N - 1) products of two different "
-    "pairs are missing from the mean of b².": " + (1 - 1 / pairs) * prior * variances**2 -> ",
+    "The N (N - 1) products of two different pairs are missing from the mean of "
+    "b².": " + (1 - 1 / pairs) * prior * variances**2 -> ",
     "The other coordinates are missing: b_k sums over all coordinates of w.": " + others -> ",
 }
 
@@ -216,14 +217,14 @@ def random_step(xs, ys, generator):
 
 
 RANDOM_STEP = {
-    "The steps are not as long as the gradient steps: each "
-    "context has a length of its own.": "* b.norm(dim=1, keepdim=True) -> * b.norm(dim=1).mean()",
+    "The steps are not as long as the gradient steps: each context has a length of its "
+    "own.": "* b.norm(dim=1, keepdim=True) -> * b.norm(dim=1).mean()",
     "Contexts share a direction: draw one for each.": "randn(b.shape -> randn((1, b.shape[1])",
     "The directions know the gradient: over many contexts their cosine with b should have the mean "
-    "0, and a spread as of directions "
-    "drawn at random.": "drawn = -> drawn = (ys.roll(1, 1)[..., None] * xs).mean(1) + 0 *",
-    "Not all directions "
-    "are equally likely: use normal numbers, which are round.": "torch.randn -> torch.rand",
+    "0, and a spread as of directions drawn at "
+    "random.": "drawn = -> drawn = (ys.roll(1, 1)[..., None] * xs).mean(1) + 0 *",
+    "Not all directions are equally likely: use normal numbers, "
+    "which are round.": "torch.randn -> torch.rand",
     "Take random numbers from `generator`, and from nothing else.": "=generator, -> =None,",
 }
 

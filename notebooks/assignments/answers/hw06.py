@@ -163,13 +163,13 @@ MORE_INFLUENCE = {
     "probabilities.": (
         "p.exp() * (p - each.log_softmax(-1)) -> each.softmax(-1) * (each.log_softmax(-1) - p)"
     ),
-    "The sign is turned around: the first token's "
-    "influence, less the second's.": "kl[0].mean() - kl[1].mean() -> kl[1].mean() - kl[0].mean()",
-    "Those are "
-    "bits: take the natural logarithm.": ".sum(-1) for -> .sum(-1) / torch.tensor(2.0).log() for",
+    "The sign is turned around: the first token's influence, "
+    "less the second's.": "kl[0].mean() - kl[1].mean() -> kl[1].mean() - kl[0].mean()",
+    "Those are bits: "
+    "take the natural logarithm.": ".sum(-1) for -> .sum(-1) / torch.tensor(2.0).log() for",
     "Standard errors of independent draws add in squares.": "torch.hypot(*errors) -> sum(errors)",
-    "That is the error "
-    "of the first influence alone: the second has one, too.": "torch.hypot(*errors) -> errors[0]",
+    "That is the error of the first influence alone: the second has one, "
+    "too.": "torch.hypot(*errors) -> errors[0]",
 }
 
 
@@ -181,10 +181,10 @@ def sign_flip_p(effects, signs):
 
 
 SIGN_FLIP_P = {
-    "The observation is one of the draws: (1 + as extreme) "
-    "/ (1 + draws), so that no p is 0.": "(1 + extreme) / (1 + len(signs)) -> extreme / len(signs)",
-    "The observation "
-    "counts above the line as well: (1 + as extreme) / (1 + draws).": "(1 + extreme) -> extreme",
+    "The observation is one of the draws: (1 + as extreme) / (1 + draws), "
+    "so that no p is 0.": "(1 + extreme) / (1 + len(signs)) -> extreme / len(signs)",
+    "The observation counts above the line as well: "
+    "(1 + as extreme) / (1 + draws).": "(1 + extreme) -> extreme",
     "The test is two-sided: "
     "compare absolute values.": "mean(-1).abs(), effects.mean().abs() -> mean(-1), effects.mean()",
     "As extreme means at least as large: ties count.": ">= -> >",
@@ -202,10 +202,10 @@ def incompleteness(score, circuit, model):
 
 
 INCOMPLETENESS = {
-    "That is the empty K "
-    "alone, which is faithfulness: try every subset of the circuit.": "_subsets(C) -> [set()]",
-    "K has "
-    "one head in your subsets: try those of every size.": "_subsets(C) -> [{head} for head in C]",
+    "That is the empty K alone, which is faithfulness: "
+    "try every subset of the circuit.": "_subsets(C) -> [set()]",
+    "K has one head in your subsets: "
+    "try those of every size.": "_subsets(C) -> [{head} for head in C]",
     "The size of the difference counts, not its sign.": "abs( -> float(",
     "K is a subset of the circuit, not of the model.": "_subsets(C) -> _subsets(M)",
 }
@@ -222,8 +222,8 @@ MINIMALITY = {
     "That is K empty alone: "
     "a head that others stand in for looks superfluous then.": "_subsets(C - {v}) -> [set()]",
     "Some K is enough: take the largest difference, not the smallest.": "max( -> min(",
-    "K has one head in your subsets: "
-    "try those of every size, and none.": "_subsets(C - {v}) -> [{head} for head in C - {v}]",
+    "K has one head in your subsets: try those of every size, "
+    "and none.": "_subsets(C - {v}) -> [{head} for head in C - {v}]",
     "One number for each head, in the order of the circuit.": (
         "for v in circuit) -> for v in sorted(circuit, reverse=circuit == sorted(circuit)))"
     ),
@@ -299,12 +299,12 @@ def cka(XX, YY):
 
 
 CKA = {
-    "The samples are not centred: the mean of the activations "
-    "is still in the inner products.": "x - x.mean(0) - x.mean(1, keepdim=True) + x.mean() -> x",
-    "A mean is taken out "
-    "on one side only: it is in rows and in columns.": " - x.mean(1, keepdim=True) + x.mean() -> ",
-    "The mean of all inner products is one number: take out those "
-    "of rows and of columns.": "- x.mean(0) - x.mean(1, keepdim=True) + x.mean() -> - x.mean()",
+    "The samples are not centred: the mean of the activations is still in the inner "
+    "products.": "x - x.mean(0) - x.mean(1, keepdim=True) + x.mean() -> x",
+    "A mean is taken out on one side only: "
+    "it is in rows and in columns.": " - x.mean(1, keepdim=True) + x.mean() -> ",
+    "The mean of all inner products is one number: take out those of rows and of "
+    "columns.": "- x.mean(0) - x.mean(1, keepdim=True) + x.mean() -> - x.mean()",
     "Rows and columns are taken out, and with them the mean twice: add it once.": " + x.mean() -> ",
 }
 
@@ -328,14 +328,14 @@ def _anywhere(heads, per_layer, generator):
 
 
 OTHER_HEADS = {
-    "Heads of the "
-    "set itself are in the control: then it cannot differ from it.": " if head not in taken -> ",
+    "Heads of the set itself are in the control: "
+    "then it cannot differ from it.": " if head not in taken -> ",
     "The control has heads of other layers, which can do other things.": _anywhere,
     "Each layer needs as many heads as in the set (if it has them).": "[: len(taken)] -> [:1]",
-    "Some heads never come up: draw from all "
-    "that are free.": "torch.randperm(len(free), generator=generator) -> torch.arange(len(free))",
-    "Take random "
-    "numbers from `generator`, and from nothing else.": "generator=generator -> generator=None",
+    "Some heads never come up: draw from all that are "
+    "free.": "torch.randperm(len(free), generator=generator) -> torch.arange(len(free))",
+    "Take random numbers from `generator`, "
+    "and from nothing else.": "generator=generator -> generator=None",
 }
 
 
@@ -351,8 +351,8 @@ SYNERGY = {
         "-> together.mean() - alone.mean(-1).sum()"
     ),
     "Subtract what *each* removal costs: the sum of them.": ".mean(-1).sum() -> .mean()",
-    "That is what removing "
-    "all of them costs: subtract what each costs alone.": " - (clean - alone).mean(-1).sum() -> ",
+    "That is what removing all of them costs: "
+    "subtract what each costs alone.": " - (clean - alone).mean(-1).sum() -> ",
 }
 
 

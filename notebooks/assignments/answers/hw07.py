@@ -178,13 +178,14 @@ def _in_each_layer(scores, top):
 
 BEYOND_CHANCE = {
     "Chance keeps layers: count what each lens marks in each layer. All heads in one pool make any "
-    "two lenses that mark deep "
-    "layers agree.": "(m.sum(1) * n.sum(1)).sum() / m.shape[1] -> m.sum() * n.sum() / m.numel()",
+    "two lenses that mark deep layers "
+    "agree.": "(m.sum(1) * n.sum(1)).sum() / m.shape[1] -> m.sum() * n.sum() / m.numel()",
     "That is how many heads both mark: subtract what chance gives.": " - chance -> ",
-    "Divide by the number of heads in a layer: a head of the first set "
-    "is in the second with the share of its layer that is marked.": " / m.shape[1] -> ",
-    "Both lenses mark their "
-    "highest heads of the *whole* model, not as many in each layer.": "_marked( -> _in_each_layer(",
+    "Divide by the number of heads in a layer: a head of the first set is in the second with the "
+    "share of its layer that is "
+    "marked.": " / m.shape[1] -> ",
+    "Both lenses mark their highest heads of the *whole* model, "
+    "not as many in each layer.": "_marked( -> _in_each_layer(",
     "The highest scores are marked, not the lowest.": "_marked(each -> _marked(-each",
 }
 
@@ -210,8 +211,8 @@ def steered_margin(blocks, readout, bare, vector, layer, right):
 
 
 TASK_VECTOR = {
-    "After a layer means with "
-    "what this layer has written: you took the stream that it reads.": "[: layer + 1] -> [:layer]",
+    "After a layer means with what this layer has written: "
+    "you took the stream that it reads.": "[: layer + 1] -> [:layer]",
     "That is what the layer writes: take the stream, which holds what all layers up to it wrote.": (
         lambda blocks, shown, bare, layer: (
             task_vector(blocks, shown, bare, layer) - task_vector(blocks, shown, bare, layer - 1)
@@ -229,16 +230,16 @@ STEERED_MARGIN = {
         "x = x + block(x) + (i == layer) * vector "
         "-> x = x + (i == layer) * vector; x = x + block(x)"
     ),
-    "The later layers have to run "
-    "on the changed stream: you added the vector at the end.": "i == layer -> i == len(blocks) - 1",
-    "The "
-    "vector is added once, after one layer: the stream carries it on.": "i == layer -> i >= layer",
+    "The later layers have to run on the changed stream: "
+    "you added the vector at the end.": "i == layer -> i == len(blocks) - 1",
+    "The vector is added once, after one layer: "
+    "the stream carries it on.": "i == layer -> i >= layer",
     "Add the vector to the stream: you put it in its place.": (
         "x + block(x) + (i == layer) * vector "
         "-> vector.expand_as(x) if i == layer else x + block(x)"
     ),
-    "The others do not "
-    "include the right choice.": "(logits.sum(1) - own) / (logits.shape[1] - 1) -> logits.mean(1)",
+    "The others do not include the right "
+    "choice.": "(logits.sum(1) - own) / (logits.shape[1] - 1) -> logits.mean(1)",
     "Take the mean of the others, not the largest of them.": (
         "(logits.sum(1) - own) / (logits.shape[1] - 1) "
         "-> logits.scatter(1, right[:, None], -torch.inf).amax(1)"
@@ -263,24 +264,25 @@ def agreement(votes, counts, logits):
 SMOOTH = {
     "The scores are divided by the square root of d.": " / len(query) ** 0.5 -> ",
     "The scores are divided by the square root of d, not by d.": " ** 0.5 -> ",
-    "The weights have to "
-    "sum to 1: divide by the sum of the kernel over all examples.": "softmax(0) -> exp()",
+    "The weights have to sum to 1: "
+    "divide by the sum of the kernel over all examples.": "softmax(0) -> exp()",
     "That is a plain count: weigh each example by how near it is to the query.": (
         "(keys @ query / len(query) ** 0.5).softmax(0) "
         "-> torch.full((len(keys),), 1 / len(keys)).double()"
     ),
-    "Votes of a choice are summed, not averaged: two examples "
-    "of a choice count twice.": ".double() -> .double() / shows.bincount(minlength=choices)",
+    "Votes of a choice are summed, not averaged: two examples of a choice count "
+    "twice.": ".double() -> .double() / shows.bincount(minlength=choices)",
 }
 
 
 AGREEMENT = {
-    "Take each prompt's mean over the choices out first: a number "
-    "that is added to all logits of a prompt says nothing.": "mean(1, keepdim=True) -> mean()",
-    "Nothing is centred: take "
-    "each prompt's mean over the choices out first.": "(each - each.mean(1, keepdim=True)) -> each",
-    "That is the correlation of votes "
-    "and logits: what do the counts explain of it?": "each - (each @ z) / (z @ z) * z -> each",
+    "Take each prompt's mean over the choices out first: a number that is added to all logits of a "
+    "prompt says "
+    "nothing.": "mean(1, keepdim=True) -> mean()",
+    "Nothing is centred: take each prompt's mean over the choices out "
+    "first.": "(each - each.mean(1, keepdim=True)) -> each",
+    "That is the correlation of votes and logits: "
+    "what do the counts explain of it?": "each - (each @ z) / (z @ z) * z -> each",
     "What the counts explain is taken out of the votes alone: the logits have it, too.": (
         "x, y = (each - (each @ z) / (z @ z) * z for each in (x, y)) "
         "-> x = x - (x @ z) / (z @ z) * z"
@@ -303,15 +305,15 @@ def later_by(first, second):
 
 
 HALF_WAY = {
-    "The rise starts at chance, not "
-    "at 0: half-way lies between `start` and the last value.": "(values[-1] + start) -> values[-1]",
-    "The rise "
-    "starts at `start`, not at the first checkpoint, which is noisy.": "+ start) -> + values[0])",
+    "The rise starts at chance, not at 0: "
+    "half-way lies between `start` and the last value.": "(values[-1] + start) -> values[-1]",
+    "The rise starts at `start`, not at the first checkpoint, "
+    "which is noisy.": "+ start) -> + values[0])",
     "The rise ends at the last value, not at the largest.": "values[-1] -> values.max()",
-    "That is the "
-    "checkpoint after it: go along the line between two checkpoints.": "share * -> 1.0 *",
-    "That is the "
-    "checkpoint before it: go along the line between two checkpoints.": "share * -> 0.0 *",
+    "That is the checkpoint after it: "
+    "go along the line between two checkpoints.": "share * -> 1.0 *",
+    "That is the checkpoint before it: "
+    "go along the line between two checkpoints.": "share * -> 0.0 *",
     "The first time counts: the curve may fall back below half later.": (
         "(values[1:] >= wanted).nonzero()[0] "
         "-> ((values[1:] >= wanted) & (values[:-1] < wanted)).nonzero()[-1]"
@@ -321,10 +323,10 @@ HALF_WAY = {
 
 LATER_BY = {
     "The sign is turned around: the second less the first.": "second - first -> first - second",
-    "Both signatures were measured on the same seeds: take the differences seed "
-    "by seed, then their standard error.": "later.std() -> (first.var() + second.var()).sqrt()",
-    "That is the deviation: the standard "
-    "error is smaller by the square root of the number of seeds.": " / len(later) ** 0.5 -> ",
+    "Both signatures were measured on the same seeds: take the differences seed by seed, "
+    "then their standard error.": "later.std() -> (first.var() + second.var()).sqrt()",
+    "That is the deviation: the standard error is smaller by the square root of the number of "
+    "seeds.": " / len(later) ** 0.5 -> ",
     "Divide the deviation by the *square root* of the number of seeds.": " ** 0.5 -> ",
 }
 
@@ -345,8 +347,8 @@ def common_share(changes):
 
 
 COMMON_SHARE = {
-    "A prompt is no pair with itself: leave "
-    "the diagonal out.": "(inner.sum() - own) / (len(changes) - 1) -> inner.sum() / len(changes)",
+    "A prompt is no pair with itself: leave the diagonal "
+    "out.": "(inner.sum() - own) / (len(changes) - 1) -> inner.sum() / len(changes)",
     "That is the mean cosine: both means are taken before they are divided.": lambda changes: (
         common_share(torch.nn.functional.normalize(changes, dim=1))
     ),
@@ -410,11 +412,11 @@ def other_vectors(vector, count, generator):
 
 
 OTHER_VECTORS = {
-    "The "
-    "vectors are not as long as the task vector.": "keepdim=True) * vector.norm() -> keepdim=True)",
-    "There is something of the "
-    "task vector in them: take it out first.": "drawn - (drawn @ unit)[:, None] * unit -> drawn",
+    "The vectors are not as long as the task "
+    "vector.": "keepdim=True) * vector.norm() -> keepdim=True)",
+    "There is something of the task vector in them: "
+    "take it out first.": "drawn - (drawn @ unit)[:, None] * unit -> drawn",
     "Not all directions that are left have the same chance.": ".to(vector) -> .to(vector).abs()",
-    "Take random "
-    "numbers from `generator`, and from nothing else.": "generator=generator -> generator=None",
+    "Take random numbers from `generator`, "
+    "and from nothing else.": "generator=generator -> generator=None",
 }
