@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 from functools import partial
-from pathlib import Path
 
 from iclutils.errors import unknown
 from iclutils.zoo import HELD_OUT
 
-from . import induction, label_words, loop, lsa, phase_change, regression
+from . import induction, label_words, lsa, phase_change, regression
 from .loop import Recipe
-
-__all__ = ["Recipe", "all_names", "matching", "names", "recipe", "train"]
 
 _LANGUAGE = (
     {f"induction-{seed}": partial(induction.recipe, seed) for seed in (0, *HELD_OUT)}
@@ -54,8 +51,3 @@ def recipe(name: str, device: str = "cpu") -> Recipe:
     if name not in _LANGUAGE:
         raise unknown("recipe", name, all_names())
     return _LANGUAGE[name]()
-
-
-def train(name: str, work: Path, progress: bool = True, device: str = "cpu") -> Path:
-    """Train, or go on training, the named model in the folder ``work``."""
-    return loop.train(recipe(name, device), work, progress)

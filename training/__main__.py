@@ -11,8 +11,7 @@ from iclutils import zoo
 from iclutils.errors import IclError
 from iclutils.session import resolve_device
 
-from . import all_names, matching, recipe, sweep
-from . import train as train_one
+from . import all_names, loop, matching, recipe, sweep
 
 
 def main() -> int:
@@ -37,7 +36,8 @@ def main() -> int:
                 folders = sweep.sweep(plans, arguments.out or zoo.trained(), arguments.jobs)
             print("\n".join(map(str, folders)))
         else:
-            out = train_one(names[0], arguments.out or zoo.trained() / names[0], device=device)
+            out = arguments.out or zoo.trained() / names[0]
+            loop.train(recipe(names[0], device), out)
             print(f"{out} holds the network. To ship it, copy it to iclutils/zoo/{names[0]}.")
     except IclError as error:
         print(f"error: {error}", file=sys.stderr)
