@@ -31,6 +31,15 @@ def modules(room):
     return place.rglob("*.py") if place.is_dir() else [place.with_suffix(".py")]
 
 
+def room_of(first, *rest):
+    """The room of a dotted name, or nothing if it is a library's."""
+    if first == "iclutils":
+        return rest[0] if rest else ""
+    if (HOMEWORK / f"answers/{first}.py").is_file():
+        return "answers"
+    return next((room for room in BESIDE if "/".join([first, *rest]).startswith(room)), "")
+
+
 def imported(path):
     """The rooms that a module imports from, wherever in it."""
     package = path.relative_to(ROOT).parent.parts
@@ -42,16 +51,7 @@ def imported(path):
             start = package[: len(package) - node.level + 1] if node.level else ()
             start += tuple((node.module or "").split(".")) if node.module else ()
             names = [(*start, alias.name) for alias in node.names]
-        for first, *rest in names:
-            answers = (HOMEWORK / "answers" / first).with_suffix(".py").is_file()
-            full = "/".join([first, *rest])
-            yield (
-                rest[0]
-                if first == "iclutils" and rest
-                else "answers"
-                if answers
-                else next((room for room in BESIDE if full.startswith(room)), "")
-            )
+        yield from (room_of(*name) for name in names)
 
 
 def test_the_picture_of_the_rooms_is_that_of_their_imports():
