@@ -345,7 +345,7 @@ def chapter_05(net, given):
         "log p": found["whole"].log_prob,
         "start of 18.6": duals.start[:, layer, h, :3],
         "update of 18.6": duals.update[:, layer, h, :3],
-        "attention of 18.6 to the first copy": duals.attention_share[:, layer, h],
+        "attention of 18.6 to the first copy": (marks.rows(query)[:, layer, h] * shown).sum(1),
         "18.6 after five tokens": heads.head_trajectory(query, shown, (layer, h))[:, 6, :3],
         "what 18.6 learns, to the logit": parts.update[:, layer, h],
         "MLP 20 to the logit": parts.mlp[:, 20],

@@ -68,9 +68,9 @@ def gram(
     q, k = query.double(), keys.double()
     root = math.sqrt(query.shape[-1])
     half_q, half_k = ((x * x).sum(-1) / (2 * root) for x in (q, k))
-    cross = (k @ q[..., None])[..., 0] / root - half_q[..., None]
+    cross = (k @ q[..., None])[..., 0] / root - half_q[..., None]  # (*batch, key)
     cosine = (cross - half_k).exp()  # of φ(k) and φ(q)
-    kernel = (k @ k.mT / root - half_k[..., None] - half_k[..., None, :]).exp()
+    kernel = (k @ k.mT / root - half_k[..., None] - half_k[..., None, :]).exp()  # (key, key)
     values, vectors = torch.linalg.eigh(kernel - cosine[..., None] * cosine[..., None, :])
     longest = half_k.amax(-1, keepdim=True)
     length = (half_k - longest).exp()[..., None]
@@ -126,7 +126,7 @@ def kernel_error(
         for size in sizes:
             errors = []
             for some in torch.arange(draws).split(max(1, AT_ONCE // (size * tokens))):
-                omega = directions(size, q.shape[-1], generator, len(some), q.dtype)
+                omega = directions(size, q.shape[-1], generator, len(some), q.dtype)  # (draw, m, d)
                 phi = positive_random(q, omega), positive_random(k, omega)
                 errors.append(relative_errors(phi, values, exact))
             rows.append(torch.cat(errors).quantile(0.5))

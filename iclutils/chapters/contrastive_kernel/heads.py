@@ -82,7 +82,6 @@ class DualHeads(NamedTuple):
     start: Float[Tensor, "batch layer head d_head"]
     update: Float[Tensor, "batch layer head d_head"]
     z: Float[Tensor, "batch layer head d_head"]
-    attention_share: Float[Tensor, "batch layer head"]  # on the demonstrations
 
 
 def dual_heads(query: AtQuery, demonstrations: Mask) -> DualHeads:
@@ -90,9 +89,8 @@ def dual_heads(query: AtQuery, demonstrations: Mask) -> DualHeads:
     masks = query.mask(demonstrations)[:, None], query.seen[:, None, None]
     layers = []
     for q, key, value, z in bar(read_heads(query), "layers", query.model.cfg.n_layers):
-        values = torch.cat([value, torch.ones_like(value[..., :1])], -1)  # 1 sums the attention
-        start, update = (p[:, :, 0] for p in dual_form(q[:, :, None], key, values, *masks))
-        layers.append((start[..., :-1], update[..., :-1], z, update[..., -1]))
+        start, update = (p[:, :, 0] for p in dual_form(q[:, :, None], key, value, *masks))
+        layers.append((start, update, z))
     return DualHeads(*(torch.stack(field, 1) for field in zip(*layers, strict=True)))
 
 
@@ -197,9 +195,10 @@ def direct_logit_attribution(
     by_head = []
     for layer, block in enumerate(blocks(model)):
         z = query.found[get_act_name("z", layer)][:, 0]
-        through = block.pull_back(z, reads.float()).double()
+        through = block.pull_back(z, reads.float()).double()  # (batch, d_model)
         by_head.append(torch.einsum("hed,bd->bhe", block.out.double(), through))
-    start, update, z = ((part * torch.stack(by_head, 1)).sum(-1) for part in duals[:3])
+    start, update, z = ((part * torch.stack(by_head, 1)).sum(-1) for part in duals)
+    # (batch, layer, head) each
     attention, mlp = (
         torch.stack([(at_query(name, la) * reads).sum(1) for la in layers], 1)
         for name in ("attn_out", "mlp_out")

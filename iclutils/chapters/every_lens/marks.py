@@ -72,6 +72,7 @@ def measure(model: TransformerBridge, question: Question, layer: int, steps: int
     vector[:, layer + 1 :] = towards[:, layer + 1 :] = 0.0
     examples = [question.example == i for i in range(question.examples)]  # each (batch, pos)
     steps_of = torch.stack([direct(clean, question, each) for each in examples], 1)
+    # (batch, demo, layer, head)
     marked = {
         "clean": question.margin(clean.logits),
         "corrupt": question.margin(logits_at(model, task.corrupt, task.at)[:, 0]),
@@ -133,7 +134,7 @@ def step_towards(
     unit = (vector / vector.square().sum()).expand(len(query), -1)
     by_layer = []
     for block, (_, _, values, z) in zip(blocks(query.model), read_heads(query), strict=True):
-        through = block.pull_back(z.to(unit), unit).double()
+        through = block.pull_back(z.to(unit), unit).double()  # (batch, d_model)
         along = torch.einsum("hed,bd->bhe", block.out.double(), through)
         by_layer.append(torch.einsum("bhpe,bhe->bhp", values, along))
     return rows(query) * torch.stack(by_layer, 1) * question.in_examples[:, None, None]

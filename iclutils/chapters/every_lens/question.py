@@ -137,9 +137,9 @@ def of_words(
 ) -> Question:
     """Return prompts about one of ``FUNCTIONS``, asked of held-out words, or of those that examples
     are of (``"train"``); corrupt: about its rival. No word comes twice in a prompt."""
-    halves = (words.half(rows(function), part) for part in ("train", split))
+    train, test = words.half(rows(function), "train"), words.half(rows(function), split)
     reader = model_words(model)
-    drawn = words.rivals(*halves, reader, count, examples, generator, " ")
+    drawn = words.rivals(train, test, reader, count, examples, generator, " ")
     start = len(start_tokens(reader))
     return of_lines(Margin(**vars(of_rivals(model, *drawn))), examples, start)
 

@@ -121,13 +121,13 @@ def tune(
     settings for each step, not ``shared``, GD++ has many local optima: the best of several starts
     is taken, some ``near`` the shared settings (of an earlier call, which saves half the time), and
     the last gamma is 0. Above 5 such steps it fits some contexts and harms others."""
-    pairs, y = xs[:, :-1].double(), ys[:, :-1, None].double()
-    values, axes = torch.linalg.eigh(pairs.mT @ pairs / pairs.shape[-2])
+    pairs, y = xs[:, :-1].double(), ys[:, :-1, None].double()  # (batch, N, d), (batch, N, 1)
+    values, axes = torch.linalg.eigh(pairs.mT @ pairs / pairs.shape[-2])  # (batch, d, d)
     unit, wanted = float(values.mean()), ys[:, -1].double()
-    pull = (axes.mT @ (pairs.mT @ y))[..., 0] / pairs.shape[-2] / unit
+    pull = (axes.mT @ (pairs.mT @ y))[..., 0] / pairs.shape[-2] / unit  # (batch, d)
     query = (axes.mT @ xs[:, -1, :, None].double())[..., 0]
     spectra = _Spectra(values / unit, pull, query, wanted)
-    answer = (query * pull).sum(-1)
+    answer = (query * pull).sum(-1)  # (batch)
     rate = (answer * wanted).sum() / answer.square().sum()  # the best of one step
     point = torch.stack([rate, torch.tensor(0.13).to(rate)])[: 1 + plus].log()
     own, results = point[:1], []
@@ -152,7 +152,7 @@ def _loss(spectra: _Spectra, point: Tensor, steps: int, plus: bool, shared: bool
     t²)."""
     values, pull, query, wanted = spectra
     etas, gammas = _settings(point, steps, plus, shared)
-    weights, size = etas[0] * pull, torch.ones_like(pull)
+    weights, size = etas[0] * pull, torch.ones_like(pull)  # (batch, d) both
     for eta, gamma in zip(etas[1:], gammas[:-1], strict=True):
         size = size * (1 - gamma * values * size.square())
         weights = weights + eta * size.square() * (pull - values * weights)

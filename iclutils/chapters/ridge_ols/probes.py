@@ -121,6 +121,7 @@ def fit(
     sizes = [width, *([hidden] if kind == "mlp" else []), targets.shape[-1]]
     probes = _Probes((len(groups), len(targets), pos), sizes, generator).to(states)
     wanted = scaled[:, :fitted].unflatten(1, (count, batch_size)).transpose(0, 1)
+    # (step, target, batch, d)
     maps = {"params": [*probes.weights, *probes.biases], "lr": rate}
     adam = torch.optim.Adam([maps, {"params": [probes.scores], "lr": score_rate}], fused=True)
     falling = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
@@ -131,6 +132,7 @@ def fit(
             order = drawn.tolist()
         at = order.pop()
         part = groups[:, at * batch_size : (at + 1) * batch_size].transpose(1, 2)
+        # (group, pos, batch, width)
         loss = (probes(part) - wanted[at]).square().mean((-2, -1)).sum()
         adam.zero_grad()
         loss.backward()
@@ -164,8 +166,8 @@ class _Probes(nn.Module):
     def forward(
         self, states: Float[Tensor, "group pos batch width"]
     ) -> Float[Tensor, "group target batch d"]:
-        mixed = torch.bmm(self.scores.softmax(-1), states.flatten(-2))
-        out = mixed.view(len(self.weights[0]), -1, states.shape[-1])
+        mixed = torch.bmm(self.scores.softmax(-1), states.flatten(-2))  # (group, target, batch w)
+        out = mixed.view(len(self.weights[0]), -1, states.shape[-1])  # (group target, batch, width)
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             out = torch.baddbmm(bias, functional.gelu(out) if i else out, weight)
         return out.unflatten(0, self.scores.shape[:2])

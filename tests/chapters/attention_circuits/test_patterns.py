@@ -1,4 +1,4 @@
-"""Pattern scores and labels: closed forms, brute force, hand-wired heads, chance kept in bounds."""
+"""Pattern scores and labels: brute force, hand-wired heads, chance kept in bounds."""
 
 import math
 
@@ -11,42 +11,13 @@ from random_layers import seeded
 from tiny import tiny_gpt2, tokens
 
 from iclutils.chapters.attention_circuits import patterns
-from iclutils.interp.head_scores import uniform_pattern
 from iclutils.models import random_init
 from iclutils.tasks.repeated import repeated_tokens
 
-SIZE = 16
-PLAIN = torch.arange(SIZE)[None]  # no token occurs twice
 
-
-def one(pattern, ids=PLAIN):
-    scores = patterns.pattern_scores(pattern[None, None].float(), ids)
-    return {name: float(value) for name, value in scores.items()}
-
-
-def random_pattern(seed, size=SIZE):
+def random_pattern(seed, size):
     scores = 3 * torch.randn(size, size, generator=seeded(seed))
     return scores.masked_fill(~torch.ones(size, size).tril().bool(), -torch.inf).softmax(-1)
-
-
-def shifted(steps, size=SIZE):
-    """Every row looks so many steps back, the first rows at the first token."""
-    return torch.eye(size)[(torch.arange(size) - steps).clamp_min(0)]
-
-
-# Each catches a row that should be left out (row 0) or a diagonal off by one.
-@pytest.mark.parametrize(
-    ("pattern", "expected"),
-    [
-        (shifted(0), {"previous": 0, "current": 1, "local": 1, "first": 1 / SIZE, "even": 0}),
-        (shifted(1), {"previous": 1, "current": 0, "local": 1, "first": 2 / SIZE, "even": 0}),
-        (shifted(4), {"previous": 1 / (SIZE - 1), "local": 3 / (SIZE - 1), "hierarchical": 0}),
-        (shifted(SIZE), {"first": 1, "local": 3 / (SIZE - 1), "even": 0, "hierarchical": 0}),
-        (uniform_pattern(SIZE), {"even": 1, "first": sum(1 / (t + 1) for t in range(SIZE)) / SIZE}),
-    ],
-)
-def test_closed_forms(pattern, expected):
-    assert {name: one(pattern)[name] for name in expected} == pytest.approx(expected, abs=1e-6)
 
 
 def bands(row):
@@ -69,7 +40,11 @@ def test_brute_force(seed, size, vocab):
     got = {name: float(value[1, 1]) for name, value in scores.items()}
     a, x = both[1, 1].double().numpy(), ids[1].tolist()
     duplicate, induction, scale, even = [], [], [], []
+    near = {"previous": [], "current": [], "local": []}
     for t in range(1, size):
+        near["previous"].append(a[t, t - 1])
+        near["current"].append(a[t, t])
+        near["local"].append(a[t, max(0, t - 3) : t + 1].sum())
         earlier = [s for s in range(1, t) if x[s] == x[t]]
         if earlier:
             duplicate.append(sum(a[t, s] for s in earlier))
@@ -81,6 +56,9 @@ def test_brute_force(seed, size, vocab):
     for name, rows in [("duplicate", duplicate), ("induction", induction)]:
         expected = np.mean(rows) if rows else math.nan
         assert got[name] == pytest.approx(expected, abs=1e-5, nan_ok=True)
+    for name, rows in near.items():
+        assert got[name] == pytest.approx(np.mean(rows), abs=1e-5)
+    assert got["first"] == pytest.approx(a[:, 0].mean(), abs=1e-5)
     assert got["even"] == pytest.approx(np.mean(even), abs=1e-5)
     assert got["hierarchical"] == pytest.approx(np.mean(scale), abs=1e-5)
     assert all(math.isnan(v) or -1e-6 <= v <= 1 + 1e-6 for v in got.values())

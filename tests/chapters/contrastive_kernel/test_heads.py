@@ -47,16 +47,16 @@ class Both:
         self.out = [m for n, m in modules if n.split(".")[-1] == name and "mlp" not in n]
 
     def run(self, x):
-        """Logits, z (batch, layer, pos, head, d_head) and attention (batch, layer, head, ...)."""
+        """Logits and z (batch, layer, pos, head, d_head)."""
         seen = []
         handles = [m.register_forward_pre_hook(lambda _, a: seen.append(a[0])) for m in self.out]
         with torch.no_grad():
-            out = self.network(x, output_attentions=True)
+            logits = self.network(x).logits
         for handle in handles:
             handle.remove()
         heads = self.model.cfg.n_heads
         z = torch.stack([part.unflatten(-1, (heads, -1)) for part in seen], 1)
-        return out.logits, z, torch.stack(out.attentions, 1)
+        return logits, z
 
     def run_with_z(self, x, layer, head, z):
         """Logits when one head's z at the last position is replaced."""
@@ -96,13 +96,12 @@ def close(found, expected, gap=SINGLE):
 
 
 def test_start_and_update_are_the_heads_output(both):
-    """z and attention from Hugging Face. Fails if q and k are read before their rotation."""
+    """z from Hugging Face. Fails if q and k are read before their rotation."""
     x, mask = tokens(3, 12), some_mask(3, 12)
-    _, z, pattern = both.run(x)
+    _, z = both.run(x)
     query = read(both.model, x)
     found = dual_heads(query, mask)
     close(found.start + found.update, z[:, :, -1])
-    close(found.attention_share, (pattern[:, :, :, -1] * mask[:, None, None]).sum(-1))
     assert found.z.dtype == torch.float64
     every = dual_heads(query, mask | True)
     assert not every.start.any()
@@ -190,7 +189,7 @@ def test_a_change_is_z_replaced_by_hand(both, name):
 def test_what_a_change_removes(both):
     """The part itself, or a share of it."""
     query, mask = read(both.model, tokens(3, 12)), some_mask(3, 12)
-    start, update, *_ = dual_heads(query, mask)
+    start, update, _ = dual_heads(query, mask)
     tenth = partial(ablation.regularised, alpha=0.1)
     for change, part in ((PARTS["update"], update), (PARTS["start"], start), (tenth, 0.1 * start)):
         close(ablation.removed_by(query, mask, change), part, 1e-10)
