@@ -1,6 +1,6 @@
 """Models that run in the page: figures of ``iclutils/plots/live``, and the weights they load.
 
-A figure stands on its page as a still picture with its caption, which stays where scripts are off
+A figure stands on its page as a still picture below its caption, which stays where scripts are off
 and in print. Its script adds a bet and controls; once the reader acts, it loads the weights, as
 scripts since a page on disk may not read files.
 """
@@ -33,6 +33,7 @@ FIGURES: dict[str, dict[str, Parts]] = {
         **{f"induction-3-{s}": [("induction-3", s)] for s in zoo.steps("induction-3")},
         "detour": [("detour", 6000)],
     },
+    "copies": {"induction-3-4000": [("induction-3", 4000)]},
     "labels": {"anchors-3": [("anchors-3", 3000)]},
     "points": {"regression-d2": [("regression-d2", 4000)]},
     "step": {"lsa-1": [("lsa-1", step) for step in zoo.steps("lsa-1")]},
@@ -41,6 +42,7 @@ FIGURES: dict[str, dict[str, Parts]] = {
     "edges": {"anchors-3": [("anchors-3", 3000)]},
     "lenses": {"lenses": "07.way_decides"},
 }
+SCRIPT = {"copies": "induction"}  # where a figure is not in a script of its own name
 
 
 class Live(SphinxDirective):
@@ -56,10 +58,11 @@ class Live(SphinxDirective):
         path = scripts.FOLDER / f"stills/{name}.html"
         self.env.note_dependency(str(path))
         still = path.read_text(encoding="utf-8")
-        figure = nodes.container("", nodes.raw("", still, format="html"), classes=["live-figure"])
+        figure = nodes.container("", classes=["live-figure"])
         figure["ids"], figure["figure"] = [f"live-{name}"], name
         self.env.metadata[self.env.docname].setdefault("live", []).append(name)
         self.state.nested_parse(self.content, self.content_offset, figure)
+        figure += nodes.raw("", still, format="html")
         return [figure]
 
 
@@ -68,7 +71,8 @@ def load_scripts(app: Sphinx, page: str, template: str, context: Any, doctree: A
     every = doctree.findall(nodes.container) if doctree else ()
     if figures := [node["figure"] for node in every if "figure" in node]:
         app.add_css_file("live/live.css")
-        for name in dict.fromkeys((*COMMON, *figures)):
+        own = (SCRIPT.get(name, name) for name in figures)
+        for name in dict.fromkeys((*COMMON, *own)):
             app.add_js_file(f"live/{name}.js", loading_method="defer")
 
 

@@ -396,7 +396,11 @@ def test_every_control_changes_the_picture(reader, name):
     """Also from the address; *Reset* brings back the first state."""
     tab = opened(reader, name)
     first = shown(tab)
-    acting = {"induction": "off=0.2&from=0.2", "labels": "cut=labels&from=2&q=cod"}
+    acting = {
+        "induction": "off=0.2&from=0.2",
+        "copies": "off=1.1",
+        "labels": "cut=labels&from=2&q=cod",
+    }
     acting |= {"smoother": "point=2&sharp=1", "edges": "size=20&sequence=2"}
     acting |= {"lenses": "set=match-and-read&way=averaged"}
     state = acting.get(name, "point=2&at=4&rate=1")  # in which all controls act
@@ -417,7 +421,8 @@ def test_every_control_changes_the_picture(reader, name):
 
 SCALE, CUT, LAYER, WAY, OFF = "Labels times", "Cut off from", "The layer", "How they are", "Switch"
 BETS = {  # of each figure: which choice is right, and what the reader does to find out
-    "induction": (1, [(OFF, "0.2")]),
+    "induction": (0, [("How long", "1"), ("How long", "2")]),
+    "copies": (1, [(OFF, "0.2")]),
     "labels": (0, [(CUT, "labels"), (CUT, "random")]),
     "points": (1, [(SCALE, "10")]),
     "step": (1, [(LAYER, "9")]),
@@ -459,7 +464,6 @@ TASKS = {  # of each figure, for each task: a state in the address, then what th
     "induction": [
         ("", (OFF, "0.2")),
         ("from=previous", ("and read by", "all"), ("and read by", "1.3")),
-        ("step=3", ("How long", "2"), ("How long", "1")),
         ("model=detour", (HEAD, "1.0")),
     ],
     "points": [
@@ -601,7 +605,7 @@ def test_a_still_is_the_first_state(reader, name):
 @pytest.mark.parametrize("name", SHOWN)
 def test_where_scripts_are_off_the_still_stands(reader, name):
     tab = reader.open(name)
-    assert tab.locator(".live-view svg").first.is_visible()
+    assert tab.locator(".live-view :is(svg, .live-strip)").first.is_visible()
     assert tab.get_by_text("A caption.").is_visible()
     assert tab.locator(".live-figure button").count() == 0
 

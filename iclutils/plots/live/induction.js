@@ -1,10 +1,12 @@
 // Figure 1: the induction pair (notebook 01). Letters in, the next letter out; heads switched off,
 // the path into the keys of induction heads cut, checkpoints of training, two other networks. In a
-// notebook, the same for a network and tokens that a cell hands over.
+// notebook, the same for a network and tokens that a cell hands over. `copies`, on the front page,
+// is its simplest part: the letters, and heads to switch off.
 {
-  // The ids of the letters: A to P are those of the notebook's example, the others are as good.
+  // The ids of the letters: the first sixteen are those of the notebook's example, the others are as
+  // good. The alphabet's order would look like knowledge of the alphabet.
   const EXAMPLE = [275, 492, 263, 150, 111, 225, 391, 439, 259, 307, 300, 45, 12, 438, 28, 253];
-  const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz", BOS = 511;
+  const LETTERS = "KDPAGMBOFJCNLHEIQRSTUVWXYZabcdefghijklmnopqrstuvwxyz", BOS = 511;
   const IDS = [...EXAMPLE];
   for (let id = 3; IDS.length < LETTERS.length; id += 9) if (!IDS.includes(id)) IDS.push(id);
   const LETTER = new Map(IDS.map((id, i) => [id, LETTERS[i]]));
@@ -161,19 +163,22 @@
 
     const page = {
       title: "The induction pair, live",
-      first: { text: copied("ABCDEFGHIJKLMNOP"), model: "induction-3", step: 4, seed: 1, head: "1.3",
+      first: { text: copied("KDPAGMBOFJCNLHEI"), model: "induction-3", step: 4, seed: 1, head: "1.3",
         place: 19, off: "", how: "zero", from: "none", into: "1.3" },
       needs: ({ model, step }) => [model === "induction-3" ? `induction-3-${CHECKPOINTS[step] ?? 4000}`
         : model === "detour" ? "detour" : "induction-3-0"],
 
       bet: {
-        asks: "In the second copy the network says 15 of 15 letters right. You may switch off one head. Without which head does it say none right?",
-        choices: ["1.3, which looks at the letter to copy", "0.2, which looks one letter back", "no single head does that"],
-        deed: "Now switch heads off, one at a time.",
-        answer(s, m, memory, choice) {
-          if (!trained(s) || s.from !== "none" || s.how !== "zero" || m.off.length !== 1 || m.count < 10) return null;
-          if (m.right === 0) return [s.off === "0.2" ? 1 : 2, `Without head ${s.off} none of the ${m.count} letters is right.`];
-          return s.off === "1.3" && choice === 0 ? [null, `Without head 1.3 ${m.right} of ${m.count} letters are still right. One other head stops the copying: look for it.`] : null;
+        asks: "This network trained for 4000 steps, and now 15 of 15 letters are right. How many were right after the first 600 steps?",
+        choices: ["hardly any", "about half", "nearly all"],
+        deed: "Now move “How long it has trained” to 600 steps, then to 850.",
+        answer(s, m, memory) {
+          if (s.model !== "induction-3" || s.from !== "none" || s.off || m.count < 10) return null;
+          memory[s.step] = m.right;
+          const [early, late] = [memory[1], memory[2]];
+          if (early === undefined || late === undefined) return null;
+          const share = early / m.count;
+          return [share < 0.3 ? 0 : share < 0.7 ? 1 : 2, `After 600 steps ${early} of ${m.count} letters are right, after 850 steps ${late}.`];
         },
       },
 
@@ -182,7 +187,7 @@
         const n = tokensOf(state.text).length;
         return [
           { kind: "checks", name: "off", label: "Switch heads off (layer.head)", class: "live-heads", options: heads.map((h) => [h, h]) },
-          { kind: "radios", name: "head", label: "Head to look at", class: "live-heads", options: heads.map((h) => [h, h]) },
+          { kind: "select", name: "head", label: "Head to look at", options: heads.map((h) => [h, `head ${h}`]) },
           ...(state.model === "induction-3" ? [{ kind: "range", name: "step", label: "How long it has trained", min: 0, max: 4, said: (i) => `${CHECKPOINTS[i]} training steps` }] : []),
           { kind: "text", more: true, name: "text", label: `Letters, up to ${2 * MOST} (a to z, A to Z)` },
           { kind: "actions", more: true, options: [
@@ -192,9 +197,9 @@
           { kind: "select", more: true, name: "model", label: "Network", options: [["induction-3", "induction-3"], ["detour", "detour"], ["random", "random weights"]] },
           ...(state.model === "random" ? [{ kind: "range", more: true, name: "seed", label: "Draw of the weights", min: 1, max: 9, said: (i) => `${i}` }] : []),
           { kind: "range", more: true, name: "place", label: "Place to look from", min: 0, max: n - 1, said: (i, { text }) => `${i}, ${nameOf(tokensOf(text)[i])}` },
-          { kind: "radios", more: true, name: "how", label: "A head that is off writes", options: [["zero", "nothing"], ["mean", "its mean"]] },
-          { kind: "select", more: true, name: "from", label: "Cut the path: what is written by", options: [["none", "no head (no cut)"], ["previous", "all previous-token heads"], ...heads.slice(0, 4).map((h) => [h, `head ${h}`])] },
-          { kind: "select", more: true, name: "into", label: "and read by the keys of", options: [...heads.slice(4).map((h) => [h, `head ${h}`]), ["all", "all heads of layer 1"]] },
+          { kind: "radios", more: true, name: "how", label: "The output of a head that is off is replaced by", options: [["zero", "zero"], ["mean", "its average over the letters"]] },
+          { kind: "select", more: true, name: "from", label: "Cut a wire: the output of", options: [["none", "no head (no cut)"], ["previous", "all previous-token heads"], ...heads.slice(0, 4).map((h) => [h, `head ${h}`])] },
+          { kind: "select", more: true, name: "into", label: "as read by the keys of", options: [...heads.slice(4).map((h) => [h, `head ${h}`]), ["all", "all heads of layer 1"]] },
         ];
       },
 
@@ -204,15 +209,15 @@
         const next = m.tokens[m.at + 1], here = nameOf(m.tokens[m.at]);
         const looked = Array.from({ length: m.at + 1 }, (_, k) => k).sort((a, b) => m.pattern[m.at * m.n + b] - m.pattern[m.at * m.n + a]).slice(0, 3);
         const numbers = [
-          [`prefix matching, head ${m.head.join(".")}`, m.silent ? "off" : number(m.prefix, 2), `best head${m.off.length ? " that is on" : ""} ${m.best < 0 ? "–" : number(m.best, 2)}`],
-          ["loss on them", count ? `${m.loss.toFixed(2)} nats` : "–", `an even guess ${Math.log(m.run.vocab).toFixed(2)}`],
-          [`${word}s right`, count ? `${m.right} of ${count}` : "–", m.repeats ? "where a pair repeats" : "nothing repeats"],
+          [`${word}s right`, count ? `${m.right} of ${count}` : "–", m.repeats ? "in the second copy" : "nothing repeats"],
+          ["how wrong it is there (loss)", count ? `${m.loss.toFixed(2)} nats` : "–", `blind guessing: ${Math.log(m.run.vocab).toFixed(2)}`],
+          [`head ${m.head.join(".")} looks at the right place`, m.silent ? "off" : number(m.prefix, 2), `of 1 (its prefix matching); best head${m.off.length ? " that is on" : ""} ${m.best < 0 ? "–" : number(m.best, 2)}`],
         ];
         const list = (heads) => [...new Set(heads.map((one) => one.join(".")))].join(", ");
-        const cut = m.keys.length ? ` Cut: the keys of ${list(m.keys.map(({ to }) => to))} read, in place of what ${list(m.keys.map(({ from }) => from))} writes here, what it writes on a sequence of other letters.` : "";
+        const cut = m.keys.length ? ` Cut: the keys of ${list(m.keys.map(({ to }) => to))} get the output that ${list(m.keys.map(({ from }) => from))} has on a sequence of other letters.` : "";
         const unread = given ? "" : [...new Set(state.text)].filter((c) => !LETTERS.includes(c)).join(" ");
-        const note = `Below each ${word} stands what the network says comes next${given ? "" : " (? is one of 459 tokens without a letter)"}. ` +
-          `Blue: what head ${m.head.join(".")} looks at from the framed ${word}. Touch a ${word} to look from there.` +
+        const note = `Below each ${word} stands what the network says comes next${given ? "" : "; ? is a token that has no letter here"}. ` +
+          `Blue: where head ${m.head.join(".")} looks from the framed ${word}. Touch a ${word} to look from there.` +
           `${unread && ` Left out, since no letters: ${Live.escaped(unread)}.`}${cut}`;
         const looks = bars(`From ${here} at place ${m.at} it looks at`, looked.map((k) => [`${nameOf(m.tokens[k])}, ${k}`, m.pattern[m.at * m.n + k], "a"]));
         const likely = bars("The network says what comes next", top.map((v) => [nameOf(v), p[v], v === next ? "c" : "b"]));
@@ -236,15 +241,40 @@
             (s, m) => trained(s) && !s.off && s.into === "all" && m.keys.length && m.count > 14 && m.right === 0,
           ],
           found: (s, m) => `one head without the path hardly costs a token, since the others of layer 1 copy as well; with all four cut off, none of the ${m.count} tokens is right.` },
-        { text: "When does it appear? Move “How long it has trained” to the earliest point at which more than half of the letters are right, and to the one before.",
-          seen: [2, 1].map((step) => (s, m) => s.model === "induction-3" && Number(s.step) === step && s.from === "none" && !s.off && m.count > 9 && m.right > m.count / 2 === (step === 2)),
-          found: () => "copying appears between 600 and 850 training steps; at 600 fewer than half of the letters are right." },
         { text: "Choose the network “detour”. It copies as well: which of the three numbers misses that? See what its heads of layer 1 look at, from letters of the second copy.",
           seen: [(s, m, last) => s.model === "detour" && last?.state.model === "detour" && (s.head !== last.state.head || s.place !== last.state.place) && !s.off && m.right > 10 && m.best < 0.1 && m.head[0] === 1 && late(m)],
           found: (s, m) => `prefix matching is ${m.best.toFixed(2)} at best, and ${m.right} of ${m.count} tokens are right. Head ${s.head} looks one place beyond the token that comes next.` },
       ],
     };
-    if (!given) return page;
+    const copies = {
+      title: "A network that copies",
+      first: { off: "" },
+      needs: () => ["induction-3-4000"],
+      bet: {
+        asks: "Can one head alone stop the copying, so that no letter of the second copy is right?",
+        choices: ["no, the other heads stand in for it", "yes, one of the first layer", "yes, one of the second layer"],
+        deed: "Now switch off one head at a time.",
+        answer(s, m, memory, choice) {
+          if (m.off.length !== 1) return null;
+          memory[s.off] = m.right;
+          const second = all(1).map((head) => memory[head.join(".")]);
+          if (m.right === 0) return [s.off[0] === "0" ? 1 : 2, `Without head ${s.off} none of the ${m.count} letters is right.`];
+          return choice === 2 && second.every((right) => right > 0) ? [null, "No head of the second layer stops it alone. Look in the first."] : null;
+        },
+      },
+      fields: () => [{ kind: "checks", name: "off", label: "Switch heads off: 0.0 to 0.3 are in the first layer, 1.0 to 1.3 in the second", class: "live-heads", options: everyHead.map((head) => [head.join("."), head.join(".")]) }],
+      draw(state, parts) {
+        const m = measured({ ...page.first, ...state }, parts), sure = m.asked.map((i) => m.places[i][m.tokens[i + 1]]);
+        const mean = sure.reduce((sum, p) => sum + p, 0) / m.count;
+        const numbers = [
+          ["letters right in the second copy", `${m.right} of ${m.count}`, ""],
+          ["how sure it is of the right letter there", mean.toFixed(2), `from 0 to 1; a blind guess ${(1 / m.run.vocab).toFixed(3)}`],
+        ];
+        const view = `${strip({ ...m, pattern: new Float64Array(m.pattern.length), at: -1 })}<p class="live-note">Large: the letters that it reads. Small: what it says comes next (? is a token that has no letter here).</p>`;
+        return { numbers, view, said: `${m.right} of ${m.count} letters of the second copy are right.`, ...m };
+      },
+    };
+    if (!given) return { page, copies };
 
     const options = everyHead.map((head) => [head.join("."), head.join(".")]);
     return {
@@ -256,10 +286,12 @@
         { kind: "radios", name: "head", label: "Head to look at", options },
         { kind: "range", name: "place", label: "Place to look from", min: 0, max: read(state.text).length - 1, said: (i, { text }) => `${i}, ${nameOf(read(text)[i])}` },
         { kind: "text", more: true, name: "text", label: `Tokens: ids, up to ${given.config.pos}` },
-        { kind: "radios", more: true, name: "how", label: "A head that is off writes", options: [["zero", "nothing"], ["mean", "its mean"]] },
+        { kind: "radios", more: true, name: "how", label: "The output of a head that is off is replaced by", options: [["zero", "zero"], ["mean", "its average over the tokens"]] },
       ],
     };
   }
 
-  Live.figure("induction", define(null), define);
+  const { page, copies } = define(null);
+  Live.figure("induction", page, define);
+  Live.figure("copies", copies);
 }

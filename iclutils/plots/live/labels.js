@@ -2,6 +2,7 @@
 // `anchors-3`; label words, or as many random words, cut off from what stands before them.
 {
   const LABELS = "Alpha Bravo Cedar Dover Ember Flint Grove Haven".split(" "), LAYERS = 4, DEMOS = 4;
+  const TOPICS = "birds fish insects fruit baking dairy metal cloth paper weather water terrain".split(" "); // of eight words each, which have the first ids
   const first = {
     t1: "for on as salmon eel trout it", l1: "Cedar", t2: "and tuna gnat locust", l2: "Dover",
     t3: "the with solder envelope loom", l3: "Alpha", t4: "drizzle storm and drizzle thunder breeze", l4: "Bravo",
@@ -88,8 +89,8 @@
     first,
     needs: () => ["anchors-3"],
     bet: {
-      asks: "The answer is the label of the text about fish. In the first of four layers, four words may no longer look at what stands before them. For which four words does the answer change?",
-      choices: ["the four label words", "four other words", "either four", "neither"],
+      asks: "We cut four words off: in the first of four layers they may not look at any word before them. Which four must we choose, so that the answer changes?",
+      choices: ["the four label words", "four other words", "both sets change it", "no set changes it"],
       deed: "Now press both cuts.",
       answer(s, m, memory) {
         const same = Object.keys(first).every((name) => ["cut", "show", "layer", "from"].includes(name) || s[name] === first[name]);
@@ -103,7 +104,7 @@
       },
     },
     fields: (state) => [
-      { kind: "radios", name: "cut", label: "Cut off from all before them", options: [["none", "no words"], ["labels", "the label words"], ["random", "as many other words"]] },
+      { kind: "radios", name: "cut", label: "Cut off from all words before them", options: [["none", "no words"], ["labels", "the label words"], ["random", "as many other words"]] },
       { kind: "select", name: "l1", label: "Label of the text about fish", options: LABELS.map((word) => [word, word]) },
       ...[1, 2, 3, 4].flatMap((i) => [
         { kind: "text", more: true, name: `t${i}`, label: `Text ${i}` },
@@ -123,20 +124,27 @@
 
     draw(state, parts) {
       const m = measured(state, parts), chance = Math.max(...m.now);
-      const text = m.tokens.map((token, i) => `<span class="${m.at.includes(i) ? "live-label" : ""}${i === m.place ? " live-from" : ""}" style="--look:${m.look[i].toFixed(2)}">${Live.escaped(m.words[token])}</span>`).join(" ");
+      const word = (token, i) => `<span class="${m.at.includes(i) ? "live-label" : token < TOPICS.length * 8 ? "" : "live-noise"}${i === m.place ? " live-from" : ""}" style="--look:${m.look[i].toFixed(2)}">${Live.escaped(m.words[token])}</span>`;
+      const ends = [...m.starts.slice(1), m.query, m.tokens.length]; // of each line
+      const text = ends.map((end, line) => {
+        const own = m.tokens.slice(line ? ends[line - 1] : 0, end), about = Array(TOPICS.length).fill(0);
+        for (const token of own) if (token < TOPICS.length * 8) about[Math.floor(token / 8)]++;
+        const most = Math.max(...about), topic = most ? TOPICS[about.indexOf(most)] : "";
+        return `${own.map((token, i) => word(token, i + end - own.length)).join(" ")} <small>${topic}</small>`;
+      }).join("<br>");
       const rows = m.names.map((name, i) => [name, [m.before[i], "grey"], [m.now[i], name === m.answer ? "c" : "b"]]);
       const flow = m.into.map((value, layer) => [`layer ${layer}`, [value, "a"], [m.out[layer], "b"]]);
       const blue = m.salient
         ? `Blue: attention times the gradient of the answer’s loss in layer ${state.layer}, summed over heads, from the framed word; the largest is the strongest.`
         : `Blue: what the framed word looks at in layer ${state.layer}, on average over heads.`;
       const unknown = m.unknown.length ? ` The network does not know: ${Live.escaped(m.unknown.join(", "))}.` : "";
-      const view = `<p class="live-prompt" aria-hidden="true">${text}</p><p class="live-note">${blue} Underlined: label words.${unknown}</p>` +
+      const view = `<p class="live-prompt" aria-hidden="true">${text}</p><p class="live-note">${blue} Underlined: label words. Pale: words without a topic. At the end of a line: what it is about.${unknown}</p>` +
         pairs("Answers: untouched (grey) and now", rows);
       const more = `<div class="live-row-of">${pairs(`${m.salient ? "Share of a layer’s saliency" : "Attention"}: text to label word (above), label words to the end (below)`, flow)}</div>`;
       const numbers = [
         ["the answer", m.answer, m.answer === m.was ? "as without a cut" : `without the cut ${m.was}`],
-        ["its probability", chance.toFixed(2), `among ${m.names.length} label words`],
-        ["label words gather", m.into[0].toFixed(2), m.salient ? "of layer 0’s saliency" : "of their attention, layer 0"],
+        ["how sure it is", chance.toFixed(2), `of 1, among ${m.names.length} label words`],
+        ["label words look at their texts", m.into[0].toFixed(2), m.salient ? "of layer 0’s saliency" : "of their attention in layer 0"],
       ];
       const said = `The network answers ${m.answer}, ${chance.toFixed(2)}; without a cut ${m.was}. From ${m.words[m.tokens[m.place]]} it looks most at ${m.words[m.tokens[m.look.indexOf(Math.max(...m.look))]]}.${unknown}`;
       return { numbers, view, more, said, ...m };

@@ -209,7 +209,7 @@ const Live = (() => {
   //   -> {element, see(state, drawn), clear()}
   function bet({ asks, choices, deed, answer }, announce) {
     let choice = null, memory = {}, done = false, latest = null;
-    const told = make("p", { class: "live-told" });
+    const told = make("p", { class: "live-told", role: "status" });
     const buttons = choices.map((text, i) => make("button", { type: "button", "aria-pressed": "false", click: () => {
       if (done) return;
       choice = i;
@@ -223,7 +223,8 @@ const Live = (() => {
       if (text === undefined) return;
       const verdict = choice === null ? "" : choice === right ? "Your bet was right. " : "Your bet was wrong. ";
       told.textContent = verdict + text;
-      announce(told.textContent);
+      const { top, bottom } = told.getBoundingClientRect();
+      announce(top >= 0 && bottom <= innerHeight ? "" : told.textContent); // else the reader has it in sight
       if (right === null) return;
       done = true;
       buttons.forEach((button, i) => {
