@@ -304,7 +304,7 @@ const Live = (() => {
         if (task.met.size === size) continue;
         const whole = task.met.size === holds.length;
         if (whole) task.item.classList.add("live-solved");
-        task.told.textContent = whole ? `Found: ${task.found(state, drawn)}` : `Seen: ${task.met.size} of ${holds.length}.`;
+        task.told.textContent = whole ? `Found: ${task.found(state, drawn)}` : `So far you have seen ${task.met.size} of ${holds.length} things.`;
         [fresh, news.textContent] = [task, task.told.textContent];
       }
       if (own) wager?.see(state, drawn);
