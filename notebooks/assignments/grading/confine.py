@@ -206,18 +206,20 @@ def _watch(process: subprocess.Popen[bytes], told: int, limits: Limits, interrup
             "time": time.monotonic() > until,
             "output": os.fstat(told).st_size > RESULTS,
             "processes": len(family) > limits.processes + 2,  # bubblewrap's own
-            "memory": sum(map(_memory, family)) > limits.memory * 2**30,
-        }
+            "memory": all(sum(_memory(each, shared) for each in family) > limits.memory * 2**30
+                          for shared in (True, False)),
+        }  # fmt: skip
         if broken := [name for name, true in bounds.items() if true]:
             return broken[0]
     return ""
 
 
-def _memory(process: psutil.Process) -> int:
-    """Bytes; memory that processes share is divided among them where the system tells."""
+def _memory(process: psutil.Process, shared: bool) -> int:
+    """Bytes; without ``shared``, memory that processes share is divided among them, which takes
+    long to find out."""
     with suppress(psutil.Error):
-        whole = process.memory_full_info()
-        return int(getattr(whole, "pss", whole.rss))
+        resident = process.memory_info().rss
+        return int(resident if shared else getattr(process.memory_full_info(), "pss", resident))
     return 0
 
 
