@@ -384,7 +384,7 @@ def circuit(edges: Sequence[Edge], width: float = 6.6) -> Figure:
 
 
 def _sheet(width: float, height: float) -> Axes:
-    """A page without axes whose coordinates are inches."""
+    """Make a page without axes whose coordinates are inches."""
     plt.rcParams.update(STYLE)
     figure = plt.figure(figsize=(width, height))
     axes = figure.add_axes((0, 0, 1, 1))
@@ -394,7 +394,7 @@ def _sheet(width: float, height: float) -> Axes:
 
 
 def _box(axes: Axes, at: Point, text: str, width: float, colour: str = "black") -> None:
-    """A word in a round box, white inside."""
+    """Draw a word in a round box, white inside."""
     box = FancyBboxPatch(
         (at[0] - width / 2 + 0.04, at[1] - 0.08), width - 0.08, 0.16, boxstyle="round,pad=0.04",
         fc="white", ec=colour, lw=1.2, zorder=3,
@@ -410,7 +410,7 @@ def _say(axes: Axes, at: Point, text: str, ha: str = "center", **style: Any) -> 
 def _line(
     axes: Axes, start: Point, end: Point, weight: float, colour: str = GREY, order: int = 1
 ) -> None:
-    """A line from below to above, the wider the stronger."""
+    """Draw a line from below to above, the wider the stronger."""
     order += colour not in (PALE, GREY)
     axes.plot(*zip(start, end, strict=True), color=colour, lw=0.5 + 4 * weight, alpha=0.9,
               solid_capstyle="round", zorder=order)  # fmt: skip
@@ -428,13 +428,13 @@ def _arrow(
 
 
 def _reader(name: str) -> tuple[str, str]:
-    """The component that reads, and what it reads it as."""
+    """Return the component that reads, and what it reads it as."""
     kind, _, where = name.partition(" ")
     return (where, kind) if kind in PORTS else (name.replace("mlp_in", "mlp"), kind)
 
 
 def _level(name: str) -> float:
-    """Height: embedding, heads of a layer, its MLP, ..., logits."""
+    """Return the height: embedding, heads of a layer, its MLP, ..., logits."""
     if name in ("embed", "logits"):
         return -1.0 if name == "embed" else float("inf")
     return int(name[4:]) + 0.5 if name.startswith("mlp") else float(name.split(".")[0])

@@ -8,5 +8,5 @@ import torch
 
 
 def generator(purpose: str, draw: int = 0, seed: int = 0) -> torch.Generator:
-    """A random generator (CPU) of its own for each purpose, draw and seed."""
+    """Return a random generator (CPU) of its own for each purpose, draw and seed."""
     return torch.Generator().manual_seed(zlib.crc32(f"{purpose}/{draw}/{seed}".encode()))

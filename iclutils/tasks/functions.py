@@ -34,7 +34,7 @@ class Problem:
 
     @property
     def dim(self) -> int:
-        """d, of the inputs."""
+        """Return d, of the inputs."""
         return self.task.dim
 
     def sample(self, contexts: int, pairs: int, generator: torch.Generator) -> Contexts:
@@ -50,7 +50,7 @@ class Problem:
 
 
 def linear_problem(tasks: Sequence[Mapping[str, Any]]) -> Problem:
-    """The linear problem that networks of linear self-attention were trained on, by their
+    """Return the linear problem that networks of linear self-attention were trained on, by their
     ``tasks``; others cannot be compared with gradient descent on a linear model."""
     known = tasks[-1] if tasks else {}
     if known.get("kind") != "Problem" or known.get("link") != "linear":

@@ -33,12 +33,12 @@ class NumberFormat:
 
     @property
     def numbers(self) -> Float[Tensor, "value"]:
-        """The number that each value stands for."""
+        """Return the number that each value stands for."""
         return torch.linspace(self.low, self.high, len(self.values), dtype=torch.float64)
 
     @property
     def pair(self) -> int:
-        """How many tokens a pair takes."""
+        """Return how many tokens a pair takes."""
         return len(self.between) + len(self.after) + 2 * self.values.shape[1]
 
     def fitting(self, context: int, most: int) -> int:

@@ -51,12 +51,12 @@ class Prompts:
 
     @property
     def classes(self) -> int:
-        """Number of classes."""
+        """Return the number of classes."""
         return self.label_words.shape[1]
 
     @property
     def real(self) -> Bool[Tensor, "batch pos"]:
-        """Whether a token is a real one, not padding."""
+        """Return whether a token is a real one, not padding."""
         return self.roles != Role.PAD
 
     def __getitem__(self, rows: int | slice | Int[Tensor, "rows"]) -> Prompts:

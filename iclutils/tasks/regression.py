@@ -29,7 +29,7 @@ class Task:
 
     @property
     def ridge(self) -> float:
-        """The ridge penalty that is optimal for normal weights: noise² / prior²."""
+        """Return the ridge penalty that is optimal for normal weights: noise² / prior²."""
         return (self.noise / self.prior) ** 2
 
 

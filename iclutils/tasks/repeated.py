@@ -46,17 +46,17 @@ class RepeatedTokens:
 
     @property
     def first_half(self) -> slice:
-        """Predictions of the first copy: L entries, unpredictable."""
+        """Return predictions of the first copy: L entries, unpredictable."""
         return slice(0, self.length)
 
     @property
     def second_half(self) -> slice:
-        """Predictions of the second copy: L entries, of which the first is not announced."""
+        """Return those of the second copy: L entries, of which the first is not announced."""
         return slice(self.length, 2 * self.length)
 
     @property
     def clean_half(self) -> slice:
-        """Predictions of the second copy that a repetition announces: L - 1 entries."""
+        """Return those of the second copy that a repetition announces: L - 1 entries."""
         return slice(self.length + 1, 2 * self.length)
 
 

@@ -6,7 +6,6 @@ from collections import Counter
 import pytest
 
 from iclutils.tasks import text
-from iclutils.tasks.prompts import Role
 
 NAMES = ("sentiment", "questions", "subjects", "feelings", "tenses", "places")
 
@@ -29,17 +28,9 @@ def test_sets_are_balanced_and_repeat_nothing(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("labels", ["own", "swapped", "meaningless"])
-def test_prompts_come_back_from_their_tokens(name, labels, tokenizer):
-    own = text.TASKS[name]
-    task = text.with_labels(own, labels)
-    train, test = text.load(name, "train"), text.load(name, "test")
-    shown, _ = text.demonstrations(train, len(own.classes), own.most_shots, 0)
-    test = sorted(test, key=lambda row: len(row[0]))[-3:]
-    prompts = text.build(task, tokenizer, [shown] * 3, test, context=text.CONTEXT)
-    for n in range(3):
-        lines = (f"{task.cue} {t}\n{task.answer_cue}{task.label_words[c]}\n" for t, c in shown)
-        demos = "".join(lines)
-        tokens = prompts.tokens[n][prompts.real[n]].tolist()
-        assert tokenizer.decode(tokens) == f"{demos}{task.cue} {test[n][0]}\n{task.answer_cue}"
-    assert ((prompts.roles == Role.LABEL).sum(1) == len(shown)).all(), "labels are single tokens"
+@pytest.mark.parametrize("labels", text.LABELS)
+def test_label_words_are_single_tokens_of_their_own(name, labels, tokenizer):
+    task = text.with_labels(text.TASKS[name], labels)
+    lines = [(task.answer_cue, word, "\n") for word in task.label_words]
+    assert {len(ids) for _, ids, _ in text.pieces_in_place(tokenizer, lines)} == {1}
+    assert len(set(text.first_tokens(task.label_words, tokenizer, task.answer_cue))) == len(lines)

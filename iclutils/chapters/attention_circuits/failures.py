@@ -49,13 +49,8 @@ class Fault:
     readers: tuple[Node, ...] = ()
 
     @property
-    def edges(self) -> list[Edge]:
-        """The edges that are cut."""
-        return [(u, v) for u in self.heads for v in self.readers]
-
-    @property
     def parts(self) -> frozenset[Node]:
-        """The components that work wrongly: the heads, or those whose inputs are cut off."""
+        """Return the components that work wrongly: the heads, or those whose inputs are cut off."""
         reading = [v for v in self.readers if v.kind != "logits"]
         cut_off = [v._replace(kind="mlp" if v.kind == "mlp_in" else "head") for v in reading]
         return frozenset(cut_off if self.kind == "cut" else self.heads)
@@ -64,7 +59,7 @@ class Fault:
 def plant(model: TransformerBridge, task: CleanCorrupt, fault: Fault) -> list[Hook]:
     """Return hooks that plant a fault in runs of this task."""
     if fault.kind == "cut":
-        return carry_mean(model, task, fault.edges)
+        return carry_mean(model, task, [(u, v) for u in fault.heads for v in fault.readers])
     check_editable(model)
     part = "z" if fault.kind == "overactive" else "pattern"
 

@@ -36,12 +36,12 @@ class Pair(NamedTuple):
 
     @property
     def layer_distance(self) -> int:
-        """Layers from the first head up to the second, at least one."""
+        """Return the layers from the first head up to the second, at least one."""
         return self.induction.layer - self.previous.layer
 
     @property
     def matchers(self) -> list[Node]:
-        """The induction heads: those whose keys the edges reach."""
+        """Return the induction heads: those whose keys the edges reach."""
         return sorted({head(v.layer, v.head) for _, v in self.edges})
 
 

@@ -11,7 +11,7 @@ are in the circuit at all positions, and the parts of a circuit are random, not 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise, permutations
+from itertools import islice, permutations
 from typing import NamedTuple
 
 import torch
@@ -177,7 +177,7 @@ def assess(
     size = len(whole[0])
 
     def outside(gone: Sequence[Iterable[Head]]) -> list[list[Head]]:
-        """All heads but those of the circuit, and these: the circuit without them."""
+        """Return all heads but those of the circuit, and these: the circuit without them."""
         inside = [{*whole[row]} - {*gone[row]} for row in range(rows)]
         return [[head for head in every if head not in inside[row]] for row in range(rows)]
 
@@ -203,11 +203,8 @@ def in_layers(
     """Return a random circuit for each row: other heads, as many in each layer, in as many classes
     of the same sizes."""
     every = [head for heads in parts.values() for head in heads]
-    drawn = removal.dealt(every, width, rows, generator)
-    ends = [0]
-    for heads in parts.values():
-        ends.append(ends[-1] + len(heads))
-    return [[[*drawn[row][a:b]] for row in range(rows)] for a, b in pairwise(ends)]
+    drawn = [iter(each) for each in removal.dealt(every, width, rows, generator)]
+    return [[[*islice(row, len(heads))] for row in drawn] for heads in parts.values()]
 
 
 def summary(

@@ -49,7 +49,7 @@ class Marks:
 
     @property
     def u(self) -> Float[Tensor, "layer d_model"]:
-        """Mean of the states: the one vector, after every layer."""
+        """Return the mean of the states: the one vector, after every layer."""
         return self.states.mean(0)
 
 

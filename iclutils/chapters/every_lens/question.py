@@ -70,22 +70,22 @@ class Question:
 
     @property
     def at(self) -> Int[Tensor, "batch"]:
-        """The target, where the answer is predicted."""
+        """Return the target, where the answer is predicted."""
         return self.task.at[:, 0]
 
     @property
     def examples(self) -> int:
-        """How many examples each prompt has."""
+        """Return how many examples each prompt has."""
         return self.cues.shape[1]
 
     @property
     def answers(self) -> Int[Tensor, "batch demo"]:
-        """Where the answers of the examples stand."""
+        """Return where the answers of the examples stand."""
         return self.cues + 1
 
     @property
     def in_examples(self) -> Bool[Tensor, "batch pos"]:
-        """The tokens of the examples."""
+        """Return which tokens are of the examples."""
         return (self.example >= 0) & (self.example < self.examples)
 
     def margin(self, logits: Float[Tensor, "batch vocab"]) -> Float[Tensor, "batch"]:
@@ -118,7 +118,7 @@ class Question:
 
     @property
     def bare(self) -> tuple[Int[Tensor, "batch pos"], Tensor]:
-        """Prompts ``without`` any examples."""
+        """Return prompts ``without`` any examples."""
         return self.without(range(self.examples))
 
     def without(self, examples: Sequence[int]) -> tuple[Int[Tensor, "batch pos"], Tensor]:

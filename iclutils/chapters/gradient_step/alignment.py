@@ -83,7 +83,7 @@ class Alignment(NamedTuple):
 
     @property
     def loss_ratio(self) -> Float[Tensor, "ensemble *set"]:
-        """Loss over that of the reference."""
+        """Return the loss over that of the reference."""
         return self.loss / self.reference_loss
 
 

@@ -45,8 +45,8 @@ def descend(
             moment = pairs.mT @ pairs
             mapped = mapped - gamma * moment @ mapped
             pairs = pairs - gamma * pairs @ moment
-    path = torch.stack(steps)[..., 0, :]
-    return Descent((path * xs[..., -1, :]).sum(-1), path)
+    path = torch.stack(steps)  # (step, *batch, 1, d)
+    return Descent((path @ xs[..., -1, :, None])[..., 0, 0], path[..., 0, :])
 
 
 def predictor(
@@ -147,9 +147,9 @@ def tune(
 
 
 def _loss(spectra: _Spectra, point: Tensor, steps: int, plus: bool, shared: bool) -> Tensor:
-    """Half the mean squared error, in the axes of Σ x_i x_iᵀ / N: with its eigenvalues λ and b
-    those of Σ x_i y_i/N, W += η t² (b - λ W), and t, what steps made of x, becomes t (1 - γ N λ
-    t²)."""
+    """Return half the mean squared error, in the axes of Σ x_i x_iᵀ / N. With its eigenvalues λ, and
+    b those of Σ x_i y_i / N, a step is W += η t² (b - λ W), and what steps made of x, t, becomes
+    t (1 - γ N λ t²)."""
     values, pull, query, wanted = spectra
     etas, gammas = _settings(point, steps, plus, shared)
     weights, size = etas[0] * pull, torch.ones_like(pull)  # (batch, d) both
@@ -160,7 +160,7 @@ def _loss(spectra: _Spectra, point: Tensor, steps: int, plus: bool, shared: bool
 
 
 def _settings(point: Tensor, steps: int, plus: bool, shared: bool) -> tuple[Tensor, Tensor]:
-    """Rates and gammas of each step, from the logarithms of those that are free."""
+    """Return rates and gammas of each step, from the logarithms of those that are free."""
     free = point.exp()
     none = torch.zeros(steps, dtype=point.dtype)
     if shared:
@@ -169,8 +169,8 @@ def _settings(point: Tensor, steps: int, plus: bool, shared: bool) -> tuple[Tens
 
 
 def _starts(point: Tensor, own: Tensor, steps: int, plus: bool) -> list[Tensor]:
-    """Where to look for settings of each step: near the shared ones, and one step further. As λ
-    (1 - γ λ)² takes [0, 4/(3γ)] to a ninth of it, gammas nine times as large follow."""
+    """Return where to look for settings of each step: near the shared ones, and one step further.
+    As λ (1 - γ λ)² takes [0, 4/(3γ)] to a ninth of it, gammas nine times as large follow."""
     tilts = [torch.linspace(-t, t, steps, dtype=point.dtype) for t in (0.3, 0.8)]
     near = [torch.cat([point[0] + tilt, point[1:].expand(plus * (steps - 1))]) for tilt in tilts]
     if steps == 1:

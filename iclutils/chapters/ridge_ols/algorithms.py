@@ -203,7 +203,7 @@ def _one_by_one(xs: Tensor, ys: Tensor, cut: float) -> Tensor:
 
 
 def _before(terms: Tensor) -> Tensor:
-    """Entry n: the sum of the entries 0 .. n-1."""
+    """Return as entry n the sum of the entries 0 .. n-1."""
     return torch.cat([torch.zeros_like(terms[..., :1, :]), terms[..., :-1, :].cumsum(-2)], -2)
 
 

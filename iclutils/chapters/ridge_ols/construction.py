@@ -74,7 +74,7 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """Channels of the residual stream."""
+        """Return the channels of the residual stream."""
         return FIRST + sum(self.fields.values())
 
     @property
@@ -90,24 +90,24 @@ class Layout:
 
     @property
     def where(self) -> Float[Tensor, "3 width"]:
-        """Rows that read (cos θ, sin θ, 1), all 0 in the start token."""
+        """Return rows that read (cos θ, sin θ, 1), all 0 in the start token."""
         return self._rows(ADDRESS)[:3] / self.numerics.ratio
 
     @property
     def angles(self) -> Float[Tensor, "columns 3"]:
-        """(cos θ, sin θ, 1) of every column."""
+        """Return (cos θ, sin θ, 1) of every column."""
         theta = 2 * math.pi * torch.arange(self.columns, dtype=DOUBLE) / self.columns
         return torch.stack([theta.cos(), theta.sin(), torch.ones_like(theta)], 1)
 
     @property
     def addresses(self) -> Float[Tensor, "columns width"]:
-        """Rows that add a column's address, once for each unit written."""
+        """Return rows that add a column's address, once for each unit written."""
         both = torch.cat([self.angles, -self.angles], 1)
         return both @ self._rows(ADDRESS) * self.numerics.ratio
 
     @property
     def places(self) -> Float[Tensor, "columns width"]:
-        """The positional embedding: rest in the start token, then the address of each column."""
+        """Return the positional embedding: rest in the start token, then each column's address."""
         rest = self._rows(REST)[:1] - self._rows(REST)[1:]
         rest = rest * math.sqrt(2) * self.numerics.ratio
         return torch.cat([rest, self.addresses[1:]]) / self.gain
@@ -242,7 +242,7 @@ class Program:
 
     @property
     def largest(self) -> float:
-        """Largest absolute value of a weight, bias or gain, embeddings included."""
+        """Return the largest absolute value of a weight, bias or gain, embeddings included."""
         parts = [part for block in self.blocks for part in (*(block.head or ()), *block.neurons)]
         sizes = [float(part.abs().max()) for part in (self.layout.places, *parts) if part.numel()]
         return max(self.layout.gain, *sizes)

@@ -95,7 +95,7 @@ class Fit(NamedTuple):
 
     @property
     def r2(self) -> Float[Tensor, "*ensemble"]:
-        """R² over all contexts: 1 if linear in the query, NaN if the predictions do not vary."""
+        """Return R² over all contexts: 1 if linear in the query, NaN if no prediction varies."""
         return 1 - self.unexplained.mean(-1)
 
 
@@ -141,12 +141,12 @@ class Nearest:
 
     @property
     def distances(self) -> Float[Tensor, "*ensemble algorithm"]:
-        """Mean over the contexts."""
+        """Return the means over the contexts."""
         return self.by_context.mean(-1)
 
     @property
     def winners(self) -> list[str]:
-        """The nearest baseline of each network; one name if there is no ensemble axis."""
+        """Return the nearest baseline of each network; one name if there is no ensemble axis."""
         return [self.names[i] for i in self.distances.argmin(-1).flatten().tolist()]
 
     def in_groups(self, count: int = 10) -> Int[Tensor, "*ensemble group"]:
@@ -196,7 +196,7 @@ def lead(
 
 
 def _squares(first: Tensor, second: Tensor, dim: int) -> Tensor:
-    """(first - second)² / dim."""
+    """Return (first - second)² / dim."""
     if first.shape[-2:] != second.shape[-2:]:
         shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
         raise IclError(f"Need predictions or weights for the same contexts; got {shapes}.")

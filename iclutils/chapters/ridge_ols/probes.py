@@ -77,7 +77,7 @@ class Probed(NamedTuple):
 
     @property
     def error(self) -> Float[Tensor, "net layer target"]:
-        """1 − R² on the held-out contexts."""
+        """Return 1 − R² on the held-out contexts."""
         return self.by_context.mean(-1)
 
 

@@ -115,5 +115,5 @@ def _write(form: NumberFormat, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mean(form: NumberFormat, log_p: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean number under log p of every number, and the probability of any."""
+    """Return the mean number under log p of every number, and the probability of any."""
     return log_p.softmax(-1) @ form.numbers, log_p.logsumexp(-1).exp()
