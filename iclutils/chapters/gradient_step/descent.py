@@ -147,8 +147,8 @@ def tune(
 
 
 def _loss(spectra: _Spectra, point: Tensor, steps: int, plus: bool, shared: bool) -> Tensor:
-    """Return half the mean squared error, in the axes of Σ x_i x_iᵀ / N. With its eigenvalues λ, and
-    b those of Σ x_i y_i / N, a step is W += η t² (b - λ W), and what steps made of x, t, becomes
+    """Return half the mean squared error, in the axes of Σ x_i x_iᵀ / N. With its eigenvalues λ
+    and b of Σ x_i y_i / N, a step is W += η t² (b - λ W), and t, what steps made of x, becomes
     t (1 - γ N λ t²)."""
     values, pull, query, wanted = spectra
     etas, gammas = _settings(point, steps, plus, shared)
