@@ -1,7 +1,7 @@
 """Features: softmax attention as a linear model in the space of a feature map.
 
 Softmax attention weighs a key k by exp(k·q / √d) = φ(k)·φ(q). Features of exp(a·b), for tokens
-``rescale``d by d^(-1/4): ``positive_random``; exact for one query and its keys: ``gram``.
+times d^(-1/4) (``rescale``): ``positive_random``; exact for one query and its keys: ``gram``.
 Shapes: queries (*batch, query, channel), keys (*batch, key, channel), values (*batch, key, value);
 ``allowed`` (…, query, key) tells which keys a query may look at.
 """
