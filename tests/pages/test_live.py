@@ -451,7 +451,7 @@ def test_a_bet_is_answered_by_what_the_reader_does(reader, name):
             assert told.inner_text().startswith("You bet on ")
             after(tab, do, tab, *deed)
         verdict = "right" if choice == right else "wrong"
-        assert told.inner_text().startswith(f"Your bet was {verdict}. ")
+        tab.locator(".live-told", has_text=f"Your bet was {verdict}. ").wait_for()
         assert "live-right" in buttons.nth(right).get_attribute("class")
         after(tab, do, tab, "Reset")
         assert told.inner_text() == ""
