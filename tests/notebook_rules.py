@@ -92,16 +92,6 @@ def _execution(notebook):
     counts = [cell["execution_count"] for cell in code(notebook)]
     if counts != list(range(1, len(counts) + 1)):
         yield f"the cells were not all run once, in order: {counts}"
-    for cell in code(notebook):
-        # What is asked of a real model alone stands under a condition.
-        always = (part for part in tree(cell).body if not isinstance(part, ast.If | ast.For))
-        calls = [n.func for part in always for n in ast.walk(part) if isinstance(n, ast.Call)]
-        shows = any(ast.unparse(call) == "print" for call in calls)
-        defines = any(isinstance(n, ast.FunctionDef) for n in ast.walk(tree(cell)))
-        last = tree(cell).body[-1]  # what only another tier is asked says nothing at this one
-        asked = not isinstance(last, ast.If) or last.orelse
-        if shows and asked and not defines and not cell["outputs"]:
-            yield f"no output in the cell {_name(cell)}"
 
 
 def _outputs(cell):

@@ -126,7 +126,6 @@ LONG = "def f(x):\n" + "    x += 1\n" * 19 + "    return x"
 HTML = {"output_type": "display_data", "metadata": {}, "data": {"text/html": "<b>1</b>"}}
 ERROR = {"output_type": "error", "ename": "E", "evalue": "", "traceback": []}
 BREAKS = {
-    "outputs cleared": (put("draws", source="print(1)", outputs=[]), "no output in the cell"),
     "one unrun": (put("draws", execution_count=None), "not all run once"),
     "other set-up": (put("set-up", source="import iclutils"), "that of the tour"),
     "no sentence": (lambda n: n["cells"].pop(at("lesson") - 1), "no sentence"),

@@ -16,14 +16,13 @@ LIMIT = 1_500_000  # bytes that one page may cost its reader before a press
 
 
 class Page(HTMLParser):
-    """Ids of a page, the addresses that it links to and loads, its images and inline scripts."""
+    """Ids of a page, the addresses that it links to and loads, and its inline scripts."""
 
     def __init__(self, path):
         super().__init__()
         self.ids: Counter[str] = Counter()
         self.links: list[str] = []
         self.loads: list[str] = []
-        self.images: list[dict[str, str]] = []
         self.claims: list[str] = []
         self.scripts: list[str] = []
         self._inside = ""
@@ -38,8 +37,6 @@ class Page(HTMLParser):
             (self.loads if preloaded else self.links).append(given["href"])
         if "src" in given:
             self.loads.append(given["src"])
-        if tag == "img":
-            self.images.append(given)
         if given.get("class") == "claim-id":
             self.claims.append(given["id"])
         self._inside = tag
