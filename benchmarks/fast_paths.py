@@ -52,7 +52,7 @@ def compare(name, fast, plain, tolerance, share=1.0):
 
 
 def prefixes():
-    """Ridge at every prefix of 1024 contexts, and scikit-learn's fit for each prefix of 16."""
+    """Time ridge at every prefix of 1024 contexts, and scikit-learn's fit for each prefix of 16."""
     draw = torch.Generator().manual_seed(0)
     xs = torch.randn(1024, 40, 8, generator=draw, dtype=torch.float64)
     ys = torch.randn(1024, 40, generator=draw, dtype=torch.float64)
@@ -69,7 +69,7 @@ def prefixes():
 
 
 def heads():
-    """Each head of a GPT-2 set to zero: a pass that begins at its layer, and a whole pass."""
+    """Set each head of a GPT-2 to zero: in a pass that begins at its layer, and in a whole pass."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         GPT2LMHeadModel(GPT2Config(n_layer=6)).save_pretrained(folder)
@@ -96,8 +96,8 @@ def heads():
 
 
 def label_words():
-    """Saliency of a batch, and the paper's way: ones that require a gradient, with the gradients of
-    all parameters, one prompt at a time."""
+    """Time saliency of a batch, and the paper's way: ones that require a gradient, with the
+    gradients of all parameters, one prompt at a time."""
     model, prompts = load("anchors-3"), topics.sample(16, torch.Generator().manual_seed(0))
 
     names = [get_act_name("pattern", layer) for layer in range(model.cfg.n_layers)]
@@ -126,7 +126,7 @@ def label_words():
 
 
 def dual():
-    """Dual models of all heads and queries, and the formula for one head and query at a time."""
+    """Time dual models of all heads and queries, and the formula for one of them at a time."""
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(12, 256, 64, generator=draw, dtype=torch.float64) for _ in range(3))
     shown, lower = torch.arange(256) < 192, torch.ones(256, 256, dtype=torch.bool).tril()

@@ -15,9 +15,9 @@ class IclError(ValueError):
     """A mistake with a cure: the message names both."""
 
 
-def unknown(kind: str, given: object, known: Iterable[object]) -> IclError:
+def unknown(kind: str, name: object, known: Iterable[object]) -> IclError:
     """Build the error for a name that is not in a list, with the nearest one that is."""
-    names = [str(name) for name in known]
-    near = difflib.get_close_matches(str(given), names, n=1)
+    names = [str(each) for each in known]
+    near = difflib.get_close_matches(str(name), names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return IclError(f"Unknown {kind} {given!r}.{hint} Known: {', '.join(names) or 'none'}.")
+    return IclError(f"Unknown {kind} {name!r}.{hint} Known: {', '.join(names) or 'none'}.")

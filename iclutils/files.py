@@ -36,10 +36,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def output_folder(variable: str, inside: str, outside: str) -> Path:
-    """Where outputs go: ``$variable``, else ``inside`` the checkout, or, where there is none (as on
-    Colab), ``outside`` in the current folder."""
-    if given := os.environ.get(variable):
-        return Path(given)
+    """Return where outputs go: ``$variable``, else ``inside`` the checkout, or, where there is none
+    (as on Colab), ``outside`` in the current folder."""
+    if folder := os.environ.get(variable):
+        return Path(folder)
     return CHECKOUT / inside if (CHECKOUT / "_toc.yml").is_file() else Path.cwd() / outside
 
 
@@ -65,7 +65,7 @@ def read_json(path: Path) -> Any:
 
 
 def sha256(path: Path) -> str:
-    """Hex SHA-256 of a file's bytes."""
+    """Return the hex SHA-256 of a file's bytes."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

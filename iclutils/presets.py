@@ -37,7 +37,7 @@ class Tier:
     lenses: Any  # 07
 
     def models(self, chapter: str) -> Names:
-        """Names of the models that a chapter (by number) looks at."""
+        """Return the names of the models that a chapter (by number) looks at."""
         reader: str = self.regression.reader
         looked: dict[str, Names] = {
             "01": self.induction.models,
@@ -52,17 +52,17 @@ class Tier:
 
 
 def _tier(name: str, device: str, part: str = "") -> Tier:
-    """A tier, or a part of it, which does the same with fewer of everything."""
+    """Make a tier, or a part of it, which does the same with fewer of everything."""
     layers = [SIZES["mini"], SIZES[name], SIZES.get(part, {})]
-    made = {}
+    chapters = {}
     for chapter, kind in KINDS.items():
         sizes = {key: size for layer in layers for key, size in layer.get(chapter, {}).items()}
-        made[chapter] = kind(**{key: _plain(size) for key, size in sizes.items()})
-    return Tier(name, part or name, device, **made)
+        chapters[chapter] = kind(**{key: _plain(size) for key, size in sizes.items()})
+    return Tier(name, part or name, device, **chapters)
 
 
 def _plain(size: Any) -> Any:
-    """Lists as tuples, wherever they stand, and ``"all"`` as no bound."""
+    """Return lists as tuples, wherever they stand, and ``"all"`` as no bound."""
     if isinstance(size, list):
         return tuple(map(_plain, size))
     return None if size == "all" else size
@@ -77,7 +77,7 @@ PART = _tier("real", "cpu", "real-part")  # to see in minutes that code gives wh
 
 
 def get(name: str) -> Tier:
-    """The tier of that name, or the part of one."""
+    """Return the tier of that name, or the part of one."""
     known = TIERS | {PART.column: PART}
     if name not in known:
         raise unknown("tier", name, known)

@@ -33,7 +33,7 @@ class Entry:
 
     @property
     def verdict(self) -> str:
-        """The result's verdict in the words of the column, ``not run``, or a dash."""
+        """Return the result's verdict in the words of the column, ``not run``, or a dash."""
         if self.result is None:
             return NOT_RUN if self.column.removesuffix(NULL) in self.claim.tiers else NOT_ASKED
         verdict = claims.judge(self.result, self.null)
@@ -41,7 +41,7 @@ class Entry:
 
     @property
     def value(self) -> str:
-        """The measured value with its standard error, coarsely; ``not run`` or a dash if none."""
+        """Return the measured value with its standard error, coarsely; ``not run`` or a dash."""
         if self.result is None:
             return self.verdict
         value = self.result.value
@@ -49,18 +49,19 @@ class Entry:
 
     @property
     def n(self) -> str:
-        """How often it was measured, and over what; nothing of a single measurement."""
+        """Return how often it was measured, and over what; nothing of a single measurement."""
         count = self.result.count if self.result else 0
-        return f"n = {count} {self.claim.said('over', self.column)}".rstrip() if count > 1 else ""
+        over = self.claim.text_at("over", self.column)
+        return f"n = {count} {over}".rstrip() if count > 1 else ""
 
     @property
     def lead(self) -> str:
-        """By how much it differs from its null, with the 95 % interval, if both have a spread and
-        their difference has one."""
+        """Return how much it differs from its null, with the 95 % interval, if both have a spread
+        and their difference has one."""
         if self.result is None or self.claim.kind == "identity":
             return ""
-        found = claims.difference(self.result, self.null)
-        less, *ends = map(number, found) if found else ["", ""]
+        apart = claims.difference(self.result, self.null)
+        less, *ends = map(number, apart) if apart else ["", ""]
         return f"{less} ({' to '.join(ends)})" if len(set(ends)) > 1 else less
 
 
@@ -68,29 +69,29 @@ Row = dict[str, Entry]  # by column
 
 
 def row(claim: Claim, results: Mapping[tuple[str, str], Result]) -> Row:
-    """A claim in every column."""
-    found = {column: results.get((column, claim.id)) for column in COLUMNS}
-    asked = {c: result for c, result in found.items() if result and not c.endswith(NULL)}
-    nulls = {c: claims.null_of(result, results) for c, result in asked.items()}
-    found |= {c + NULL: null for c, null in nulls.items() if null}
-    return {c: Entry(claim, c, result, nulls.get(c)) for c, result in found.items()}
+    """Return a claim in every column."""
+    every = {column: results.get((column, claim.id)) for column in COLUMNS}
+    trained = {c: result for c, result in every.items() if result and not c.endswith(NULL)}
+    nulls = {c: claims.null_of(result, results) for c, result in trained.items()}
+    every |= {c + NULL: null for c, null in nulls.items() if null}
+    return {c: Entry(claim, c, result, nulls.get(c)) for c, result in every.items()}
 
 
 def rows(results: Mapping[tuple[str, str], Result], chapter: str | None = None) -> list[Row]:
-    """A row for each claim, of a chapter or of all."""
+    """Return a row for each claim, of a chapter or of all."""
     return [row(claim, results) for claim in claims.ledger(chapter).values()]
 
 
 def number(value: float, spread: float = 0.0) -> str:
-    """A number for a reader: three digits, or as many as the spread lets stand."""
+    """Return a number for a reader: three digits, or as many as the spread lets stand."""
     largest = max(abs(value), spread)
     if not largest:
         return "0"
     size = math.floor(math.log10(largest))
     if size < -3 or size > 6:
         power = f"10{str(size).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
-        shown = number(value / 10**size, spread / 10**size)
-        return f"({shown}) × {power}" if "±" in shown else f"{shown} × {power}"
+        text = number(value / 10**size, spread / 10**size)
+        return f"({text}) × {power}" if "±" in text else f"{text} × {power}"
     decimals, margin = max(0, 2 - size), ""
     if spread:  # one digit of the spread, but never more than four of the value
         fine = max(0, min(-math.floor(math.log10(spread)), 3 - size))
@@ -100,23 +101,23 @@ def number(value: float, spread: float = 0.0) -> str:
 
 
 def published(claim: Claim) -> str:
-    """The source's number as the source gives it, or ``no number``."""
+    """Return the source's number as the source gives it, or ``no number``."""
     if claim.published is None:
         return "no number"
-    shown = str(claim.published)
-    shown = shown if isinstance(claim.published, str) else shown.replace("-", MINUS)
-    return f"{shown} ({claim.published_of})" if claim.published_of else shown
+    text = str(claim.published)
+    text = text if isinstance(claim.published, str) else text.replace("-", MINUS)
+    return f"{text} ({claim.published_of})" if claim.published_of else text
 
 
 def compared(table: Iterable[Row]) -> str:
-    """Claims in every column, as text: source, small models, real model, paper."""
-    said = []
-    for found in table:
-        claim = found["mini"].claim
-        said += [f"{claim.id}  {claim.statement}", f"  {'Source':<13} {published(claim)}"]
+    """Return claims in every column, as text: source, small models, real model, paper."""
+    lines = []
+    for row in table:
+        claim = row["mini"].claim
+        lines += [f"{claim.id}  {claim.statement}", f"  {'Source':<13} {published(claim)}"]
         for column, label in COLUMNS.items():
-            value, verdict = found[column].value, found[column].verdict
+            value, verdict = row[column].value, row[column].verdict
             if verdict != NOT_ASKED:
                 also = "" if value == verdict else f" ({verdict})"
-                said.append(f"  {label:<13} {value}{also}")
-    return "\n".join(said)
+                lines.append(f"  {label:<13} {value}{also}")
+    return "\n".join(lines)

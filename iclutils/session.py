@@ -40,12 +40,12 @@ class Session:
 
     @property
     def column(self) -> str:
-        """Where results belong: the tier, or the null of the tier."""
+        """Return where results belong: the tier, or the null of the tier."""
         return self.tier.column + (claims.NULL if self.weights == "random" else "")
 
     @property
     def results(self) -> Path:
-        """The folder that results are written to. Those of another seed, or of a model that the
+        """Return the folder that results go to. Those of another seed, or of a model that the
         reader named, have a folder of their own, so that they are not taken for the book's."""
         parts = [f"seed-{self.seed}"] if self.seed else []
         if self.own_model and self.tier.name not in _tiers_named_by(self.own_model):
@@ -53,24 +53,24 @@ class Session:
         return claims.results_folder().joinpath(*parts)
 
     def models(self, chapter: str) -> tuple[str, ...]:
-        """The reader's own model if there is one, else the tier's for that chapter."""
+        """Return the reader's own model if there is one, else the tier's for that chapter."""
         return (self.own_model,) if self.own_model else self.tier.models(chapter)
 
     def generator(self, purpose: str, draw: int = 0) -> torch.Generator:
-        """A random generator (CPU) of its own for each purpose, draw and seed."""
+        """Make a random generator (CPU) of its own for each purpose, draw and seed."""
         return generator(purpose, draw, self.seed)
 
     def load(self, name: str, **options: Any) -> models.TransformerBridge:
-        """``models.load`` onto this session's device, or the same network with random weights."""
+        """Load a network onto this session's device, or the same network with random weights."""
         options |= {"device": self.device}
         if self.weights == "trained":
             return models.load(name, **options)
         return models.random_init(name, seed=self._draw(name), **options)
 
     def example(self, guide: str, *texts: str) -> models.TransformerBridge:
-        """SmolLM2, for worked examples: the trained one, also at the tier ``mini`` and with random
-        ``weights``. Where it cannot be had, a line says so, and the small model ``guide`` takes its
-        place: the words of ``texts`` are then names of its tokens.
+        """Load SmolLM2, for worked examples: the trained one, also at the tier ``mini`` and with
+        random ``weights``. Where it cannot be had, a line says so, and the small model ``guide``
+        takes its place: the words of ``texts`` are then names of its tokens.
 
         Example:
             >>> net = begin().example("induction-3", "A rose is a rose")  # doctest: +SKIP
@@ -86,7 +86,7 @@ class Session:
     def edit_weights(
         self, name: str, edit: Callable[[PreTrainedModel], None]
     ) -> models.TransformerBridge:
-        """``models.edit_weights`` of the weights that ``load`` gives."""
+        """Edit the weights that ``load`` gives, as ``models.edit_weights`` does."""
         if self.weights == "trained":
             return models.edit_weights(name, edit, device=self.device)
         return models.random_init(name, self._draw(name), edit, device=self.device)
@@ -109,18 +109,18 @@ class Session:
         return {}
 
     def _results(self, name: str) -> dict[tuple[str, str], claims.Result]:
-        """Of one claim: the committed results, and at this tier those of the latest run."""
+        """Return the committed results of a claim, and at this tier those of the latest run."""
         latest = claims.read_results(self.results, name=name)
         own = (self.tier.column, self.tier.column + claims.NULL)
         here = {key: result for key, result in latest.items() if key[0] in own}
         return claims.read_results(claims.COMMITTED, name=name) | here
 
     def regressors(self, name: str, **options: Any) -> InContextRegressors:
-        """``regressors.load`` onto this session's device, or with random weights."""
+        """Load regressors onto this session's device, or with random weights."""
         return self._ensemble(regressors.load(name, device=self.device, **options), name)
 
     def lsa(self, name: str, **options: Any) -> LinearSelfAttention:
-        """``lsa.load`` onto this session's device, or with random weights."""
+        """Load linear self-attention onto this session's device, or with random weights."""
         return self._ensemble(lsa.load(name, device=self.device, **options), name)
 
     def _draw(self, name: str) -> int:
@@ -130,9 +130,9 @@ class Session:
         if self.weights == "trained":
             return trained
         seeds = [self._draw(f"{name} {member}") for member in range(len(trained.seeds))]
-        made = type(trained)(trained.shape, seeds)
-        made.tasks = trained.tasks
-        return made.to(self.device).eval().requires_grad_(False)
+        networks = type(trained)(trained.shape, seeds)
+        networks.tasks = trained.tasks
+        return networks.to(self.device).eval().requires_grad_(False)
 
     def check(
         self,
@@ -154,7 +154,7 @@ class Session:
         if math.isnan(measured[0]) and self.weights == "trained":
             print(f"{claims.UNDEFINED:<15} {claim_id}")
         elif self.own_model not in ("", *self.tier.models(claim.chapter)):
-            what = claim.said("measure", self.tier.name) or "a claim of other tiers"
+            what = claim.text_at("measure", self.tier.name) or "a claim of other tiers"
             print(f"{'measured':<15} {claim_id} = {measured[0]:.4g} ({what})")
         elif self.tier.name in claim.tiers:
             paired = claims.paired(value, null)
@@ -192,9 +192,9 @@ class Session:
         column of the scorecard: the source's number, small models, a real language model, the
         paper's own, each with its null. The numbers are the committed ones, at this tier those of
         the latest run."""
-        shown_claims = [claim for name in names for claim in claims.matching(name)]
-        found = (scorecard.row(claim, self._results(claim.id)) for claim in shown_claims)
-        print(scorecard.compared(found))
+        every = (claim for name in names for claim in claims.matching(name))
+        rows = (scorecard.row(claim, self._results(claim.id)) for claim in every)
+        print(scorecard.compared(rows))
 
 
 def begin(
@@ -242,7 +242,7 @@ def _tiers_named_by(model: str) -> tuple[str, ...]:
 
 
 def resolve_device(name: str) -> str:
-    """The device of that name, ``auto`` being a CUDA GPU if there is one."""
+    """Return the device of that name, ``auto`` being a CUDA GPU if there is one."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name not in ("cpu", "cuda"):

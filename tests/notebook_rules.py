@@ -158,7 +158,7 @@ def problems(results, chapter=None, tier="mini"):
             if tier in claim.tiers:
                 yield f"{name} was not measured."
             continue
-        null, over = claims.null_of(result, results), claim.said("over", tier)
+        null, over = claims.null_of(result, results), claim.text_at("over", tier)
         says = claim.kind == "finding" and claims.judge(result, null) != claims.SAME
         least = LISTS if "functions of one averaged" in over else REPETITIONS
         if says and result.count < least:

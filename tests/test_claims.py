@@ -253,7 +253,7 @@ WORDS = {"01": "induction", "02": "label_words", "05": "gradient_descent"}
 def test_units_are_what_they_say():
     """As many models as training seeds; as many lists as the functions' words are of."""
     for (tier, name), result in claims.read_results(ROOT / "book/results").items():
-        over, chapter = claims.find(name).said("over", tier), name[:2]
+        over, chapter = claims.find(name).text_at("over", tier), name[:2]
         if tier == "mini" and over.startswith("training seeds") and chapter not in ("04", "05"):
             assert result.count == len(result.model.split(", ")), name
         if tier == "real" and (lists := re.search(r"on (\w+) word list", over)):

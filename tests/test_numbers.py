@@ -24,7 +24,7 @@ def differences(column, fresh, committed, whole=False):
     now, before = claims.read_results(fresh), claims.read_results(committed)
     for name, claim in claims.ledger().items():
         ran = whole or (fresh / column / f"{claim.chapter}.json").is_file()
-        if not ran or claims.of(column) not in claim.tiers or (column, name) not in before:
+        if not ran or claims.tier_of(column) not in claim.tiers or (column, name) not in before:
             continue
         if (column, name) not in now:
             yield f"{name} was not measured"

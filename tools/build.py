@@ -27,12 +27,12 @@ def main() -> int:
     cli = argparse.ArgumentParser(description=__doc__)
     cli.add_argument("--committed", action="store_true", help="leave out what ran here")
     cli.add_argument("--zip", action="store_true", help="also pack the pages, to be read offline")
-    asked = cli.parse_args()
-    runs = {} if asked.committed else last_runs()
+    options = cli.parse_args()
+    runs = {} if options.committed else last_runs()
     log = render(ROOT / "_build/src", ROOT / "_build/html", runs)
     if log:
         print(f"Sphinx warns:\n{log}")
-    if asked.zip:
+    if options.zip:
         print(pack(ROOT / "_build/html"))
     print(f"The book: {(ROOT / '_build/html/index.html').as_uri()}")
     return int(bool(log) or any(record["error"] for record in runs.values()))

@@ -51,18 +51,18 @@ def main() -> int:
     cli.add_argument("--jobs", type=int, help="chapters at a time; as many as there are cores")
     cli.add_argument("--scheduler", help="address of a Dask scheduler, whose workers run them")
     cli.add_argument("--force", action="store_true", help="run also what has not changed")
-    given = {k: v for k, v in vars(cli.parse_args()).items() if v is not None}
-    names, jobs = given.pop("chapters"), given.pop("jobs", 0)
-    scheduler, force = given.pop("scheduler", ""), given.pop("force")
-    given |= {name: yaml.safe_load(value) for name, value in given.pop("p")}
-    if "model" in given and Path(given["model"]).expanduser().is_dir():
+    values = {k: v for k, v in vars(cli.parse_args()).items() if v is not None}
+    names, jobs = values.pop("chapters"), values.pop("jobs", 0)
+    scheduler, force = values.pop("scheduler", ""), values.pop("force")
+    values |= {name: yaml.safe_load(value) for name, value in values.pop("p")}
+    if "model" in values and Path(values["model"]).expanduser().is_dir():
         from iclutils.models import local_folder  # takes seconds to import
 
-        if folder := local_folder(given["model"]):  # a cluster's worker stands elsewhere
-            given["model"] = str(folder.resolve())
-    plans = [plan(path, given) for path in notebooks(names, given.get("tier", "mini"))]
+        if folder := local_folder(values["model"]):  # a cluster's worker stands elsewhere
+            values["model"] = str(folder.resolve())
+    plans = [plan(path, values) for path in notebooks(names, values.get("tier", "mini"))]
     due = sorted((p for p in plans if force or not is_current(*p)), key=seconds, reverse=True)
-    jobs = jobs or (1 if given.get("tier") == "paper" else len(os.sched_getaffinity(0)))
+    jobs = jobs or (1 if values.get("tier") == "paper" else len(os.sched_getaffinity(0)))
     reports = execute_all(due, jobs, scheduler)
     if len(due) < len(plans):
         print(f"{len(plans) - len(due)} of {len(plans)} have not changed since they were run")
@@ -84,20 +84,20 @@ def notebooks(names: list[str], tier: str) -> list[Path]:
     return [path for path in every if calls[path] & set(names)]
 
 
-def plan(notebook: Path, given: dict) -> tuple[Path, Path, dict]:
+def plan(notebook: Path, values: dict) -> tuple[Path, Path, dict]:
     """Return a notebook, where its outputs go, and the parameters that are not its defaults.
 
     A run of the book's own (another tier, random weights) has the results folder of the book; one
     with another seed, model or size a folder named after it, where nothing is taken for the book's.
     """
     defaults = {k: ast.literal_eval(v["default"]) for k, v in pm.inspect_notebook(notebook).items()}
-    for name, value in given.items():
+    for name, value in values.items():
         if name not in defaults:
             raise SystemExit(f"{notebook.stem} has no parameter {name!r}; it has {defaults}")
         if type(value) is not type(defaults[name]):
             kind = type(defaults[name]).__name__
             raise SystemExit(f"{name} of {notebook.stem} is of type {kind}; got {value!r}")
-    changed = {k: v for k, v in given.items() if v != defaults[k]}
+    changed = {k: v for k, v in values.items() if v != defaults[k]}
     own = [f"{k}-{v}" for k, v in sorted(changed.items()) if k not in BOOK]
     column = changed.get("tier", "mini") + "-null" * (changed.get("weights") == "random")
     folder = BUILD / re.sub(r"[^\w.+-]+", "_", "+".join(["own", *own]) if own else "book") / column
@@ -183,8 +183,10 @@ def fingerprint(notebook: Path, out: Path, changed: dict) -> str:
     code = (path for name in ("iclutils", "training") for path in (ROOT / name).rglob("*"))
     package = (path for path in code if path.suffix in (".py", ".yml", ".toml", ".tsv"))
     sums = (ROOT / "iclutils/zoo").glob("*/SHA256SUMS")
-    shown = (ROOT / "book/results").glob("real*/*.json")  # what chapters show of the language model
-    for path in sorted([*package, *sums, *shown, ROOT / "constraints.txt"]):
+    stored = (ROOT / "book/results").glob(
+        "real*/*.json"
+    )  # what chapters show of the language model
+    for path in sorted([*package, *sums, *stored, ROOT / "constraints.txt"]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -199,8 +201,8 @@ def is_current(notebook: Path, out: Path, changed: dict) -> bool:
 def machine() -> str:
     """Name the processor, its cores, and the GPU if there is one."""
     listing, model = Path("/proc/cpuinfo"), platform.machine()
-    if listing.is_file() and (found := re.search(r"model name\s*: (.+)", listing.read_text())):
-        model = found[1]
+    if listing.is_file() and (match := re.search(r"model name\s*: (.+)", listing.read_text())):
+        model = match[1]
     gpu = ", GPU" if Path("/proc/driver/nvidia/gpus").is_dir() else ""
     return f"{model}, {os.cpu_count()} cores{gpu}"
 
@@ -218,10 +220,10 @@ def _is_asked(notebook: Path, tier: str) -> bool:
     """Whether the notebook names a claim of its chapter that is put to the tier."""
     from iclutils import claims
 
-    asked = [name for name, claim in claims.ledger().items() if claims.of(tier) in claim.tiers]
+    ids = [name for name, claim in claims.ledger().items() if claims.tier_of(tier) in claim.tiers]
     named = re.findall(r"\b(\d\d\.[a-z]\w*)", notebook.read_text(encoding="utf-8"))
     named = [name for name in named if name[:2] == notebook.stem[:2]]
-    return any(claim.startswith(name) for claim in asked for name in named)
+    return any(claim.startswith(name) for claim in ids for name in named)
 
 
 if __name__ == "__main__":

@@ -151,7 +151,7 @@ def _mini(
     settings: Mapping[str, Any] = MappingProxyType({}),
     **shape: Any,
 ) -> dict[str, Any]:
-    """Seeds of each kind of data; on the paper's, or on others of its size."""
+    """Return seeds of each kind of data; on the paper's, or on others of its size."""
     sizes = Shape(**{"dim": data[0].dim, "pairs": 10} | shape)
     members = [(seed, each) for each in data for seed in range(FRESH, FRESH + seeds)]
     return {"shape": sizes, "members": members, "steps": steps, **settings}
@@ -164,7 +164,7 @@ def _contrastive(**shape: Any) -> dict[str, Any]:
 
 
 def _paper(layers: int = 1, shared: bool = False) -> dict[str, Any]:
-    """The released code's batch, steps, rates and clipping; checkpoints all along the way."""
+    """Return the released code's batch, steps, rates and clipping; checkpoints all the way."""
     deep, steps = layers > 3, 5000 if shared or layers == 1 else 50_000
     settings: dict[str, Any] = {
         **{"batch": 2048, "peak_rate": 5e-4 if deep else 1e-3, "floor": 1.0, "warmup": 1},

@@ -137,9 +137,9 @@ def _mini(
 
 
 def _paper(layers: int) -> dict[str, Any]:
-    """Sizes of Akyurek et al. 2023, table 1: width 512, four heads, 40 pairs, two tokens each,
-    batches of 64. Block, optimiser and steps are ours: theirs are AdamW's 500 000. In one trial the
-    released block, 16 layers of width 64, had learned nothing after 600 steps, with either."""
+    """Return the sizes of Akyurek et al. 2023, table 1: width 512, four heads, 40 pairs of two
+    tokens, batches of 64. Block, optimiser and steps are ours: theirs are AdamW's 500 000. In one
+    trial the released block, 16 layers of width 64, had learned nothing after 600 steps."""
     shape = Shape(8, 41, "two", layers, 512, 4)
     rates = {"peak_rate": 1.5e-3, "scale": 20 / 3, "cosine": "after warm-up", "floor": 0.0}
     long = {"steps": 17_500, "warmup": 1750, "log_every": 350, "save_every": 2500}

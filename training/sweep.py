@@ -34,7 +34,7 @@ def sweep(recipes: Sequence[Recipe], out: Path, jobs: int | None = None) -> list
 
 
 def on_cluster(scheduler: str) -> AbstractContextManager[object]:
-    """Joblib's Dask backend on the cluster of that address; on this machine if it is empty."""
+    """Return joblib's Dask backend on the cluster of that address, if any, else this machine."""
     if not scheduler:
         return nullcontext()
     try:

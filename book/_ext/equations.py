@@ -34,15 +34,15 @@ def mathml(text: str, display: str) -> str:
     """Return a formula as MathML, ``inline`` or ``block``; raise ValueError if it is unreadable."""
     for pattern, other in OTHERWISE:
         text = re.sub(pattern, other, text)
-    made = convert(LETTER.sub(_letter, text.strip()), display=display)
-    if unknown := re.search(r"\\[a-zA-Z]+", made):
+    markup = convert(LETTER.sub(_letter, text.strip()), display=display)
+    if unknown := re.search(r"\\[a-zA-Z]+", markup):
         raise ValueError(f"unknown command {unknown[0]}")
-    return made
+    return markup
 
 
-def _letter(found: re.Match[str]) -> str:
+def _letter(match: re.Match[str]) -> str:
     """Return a letter of its own code: browsers leave out the attribute for such letters."""
-    return LETTERS[found[1]][ord(found[2] or found[3]) - ord("A")]
+    return LETTERS[match[1]][ord(match[2] or match[3]) - ord("A")]
 
 
 def _add(self: Any, node: nodes.Element, tag: str) -> None:

@@ -93,10 +93,10 @@ def rules(claim: Claim) -> list[str]:
     """Return how a claim is judged, to be unfolded."""
     lines = []
     for tier, criteria in claim.tiers.items():
-        over = f", over {what}" if (what := claim.said("over", tier)) else ""
+        over = f", over {what}" if (what := claim.text_at("over", tier)) else ""
         weaker = f"; *weaker* if it is {criteria['weaker']}" if "weaker" in criteria else ""
         rule = f"It holds if the whole 95 % interval is {criteria['holds']}{weaker}."
-        lines.append(f"- {COLUMNS[tier]}: {_line(claim.said('measure', tier))}{over}. {rule}")
+        lines.append(f"- {COLUMNS[tier]}: {_line(claim.text_at('measure', tier))}{over}. {rule}")
     lines.append(f"- Bounds: {_line(claim.tolerance)}")
     if claim.undefined:
         lines.append(f"- Its null is not measurable: {claim.undefined}")

@@ -78,20 +78,20 @@ class Claim:
 
     @property
     def chapter(self) -> str:
-        """Number of the chapter, the part of the id before the dot."""
+        """Return the number of the chapter, the part of the id before the dot."""
         return self.id.split(".")[0]
 
     def criteria(self, tier: str) -> dict[str, str]:
-        """The criteria of a tier, or of the tier whose null it is."""
-        name = of(tier)
+        """Return the criteria of a tier, or of the tier whose null it is."""
+        name = tier_of(tier)
         if name not in self.tiers:
             raise unknown(f"tier of claim {self.id}", name, self.tiers)
         return self.tiers[name]
 
-    def said(self, field: str, tier: str) -> str:
-        """The ``measure``, or what was repeated (``over``), at a tier."""
+    def text_at(self, field: str, tier: str) -> str:
+        """Return the ``measure``, or what was repeated (``over``), at a tier."""
         text = getattr(self, field)
-        return text if isinstance(text, str) else text.get(of(tier), "")
+        return text if isinstance(text, str) else text.get(tier_of(tier), "")
 
     def refuse(self, value: float, spread: float) -> None:
         """Refuse what the measure cannot give: no number, or one outside its range."""
@@ -101,7 +101,7 @@ class Claim:
             raise IclError(f"{self.id}: measured {value}, outside its range {self.range}.")
 
     def verdict(self, tier: str, value: float, spread: float = 0.0, count: int = 1) -> str:
-        """Verdict on a mean with its standard error over ``count`` repetitions."""
+        """Judge a mean with its standard error over ``count`` repetitions."""
         self.refuse(value, spread)
         criteria, (low, high) = self.criteria(tier), self.range  # no repetition can lie outside
         reach = spread * _reach(count)
@@ -118,7 +118,7 @@ class Claim:
 
 @cache
 def _reach(count: int) -> float:
-    """Half the 95 % interval of a mean, in standard errors."""
+    """Return half the 95 % interval of a mean, in standard errors."""
     return float(student.ppf(0.975, count - 1)) if count > 1 else 2.0
 
 
@@ -143,25 +143,25 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """The verdict on what was measured, whatever its null."""
+        """Return the verdict on what was measured, whatever its null."""
         if self.value is None:
             return UNDEFINED
         return find(self.id).verdict(self.tier, self.value, self.spread, self.count)
 
 
-def of(column: str) -> str:
-    """The tier that a column of results belongs to: ``real`` for ``real-null``, ``real-part``."""
+def tier_of(column: str) -> str:
+    """Return the tier of a column of results: ``real`` for ``real-null`` and ``real-part``."""
     return column.partition("-")[0]
 
 
 def chapters() -> list[str]:
-    """Names of the chapters that have a ledger, such as ``01_gpt2_induction``."""
+    """List the chapters that have a ledger, such as ``01_gpt2_induction``."""
     return sorted(path.stem for path in ROOT.glob("*.yml"))
 
 
 @cache
 def ledger(chapter: str | None = None) -> dict[str, Claim]:
-    """Claims by id, of one chapter (name or number) or of all."""
+    """Return claims by id, of one chapter (name or number) or of all."""
     names = [name for name in chapters() if chapter in (None, name, name.split("_")[0])]
     if chapter is not None and not names:
         raise unknown("chapter", chapter, chapters())
@@ -169,13 +169,13 @@ def ledger(chapter: str | None = None) -> dict[str, Claim]:
 
 
 def matching(name: str) -> list[Claim]:
-    """The claim of an id, or those of a chapter or section, such as ``"06"``, ``"06-circuit"``."""
+    """Return the claim of an id, or those of a chapter (``"06"``) or section (``"06-circuit"``)."""
     several = [c for c in ledger().values() if name in (c.chapter, f"{c.chapter}-{c.cell}")]
     return several or [find(name)]
 
 
 def find(name: str) -> Claim:
-    """The claim of an id."""
+    """Return the claim of an id."""
     if name not in ledger():
         raise unknown("claim", name, ledger())
     return ledger()[name]
@@ -201,7 +201,7 @@ def read_ledger(path: Path) -> dict[str, Claim]:
             claim = Claim(**fields)
             if claim.id in claims or claim.chapter != path.stem.split("_")[0]:
                 raise IclError("there are two of that name, or it does not belong here.")
-            refuse_if_it_cannot_fail(claim)
+            validate(claim)
         except (TypeError, ValueError, AttributeError, KeyError) as error:  # an IclError, too
             name = f"{path.name}, claim {entry.get('id')!r}"
             raise IclError(f"{name}: {error}".rstrip(".") + ".") from error
@@ -273,7 +273,7 @@ def read_file(path: Path) -> dict[str, Result]:
 
 
 def summary(value: Any, spread: float = 0.0, count: int = 1) -> Summary:
-    """Mean, standard error and number of repetitions; a number stands for itself."""
+    """Return mean, standard error and number of repetitions; a number stands for itself."""
     if not np.ndim(value):
         return float(value), float(spread), int(count)
     repeated = np.asarray([float(x) for x in value])
@@ -283,17 +283,17 @@ def summary(value: Any, spread: float = 0.0, count: int = 1) -> Summary:
 
 
 def paired(value: Any, null: Any) -> Summary | None:
-    """The difference of repetitions from as many of the null; None where they are no pairs, or one
-    of a pair was not measurable."""
+    """Return the difference of repetitions from as many of the null; None where they are no pairs,
+    or one of a pair was not measurable."""
     repeated = not isinstance(null, tuple) and np.ndim(value) and np.ndim(null)  # tensors, too
     if not (repeated and 1 < len(value) == len(null)):
         return None
-    found = summary([float(one) - float(other) for one, other in zip(value, null, strict=True)])
-    return found if math.isfinite(found[0]) else None
+    less = summary([float(one) - float(other) for one, other in zip(value, null, strict=True)])
+    return less if math.isfinite(less[0]) else None
 
 
 def _measured(tier: str, value: float, spread: float, count: int) -> dict[str, Any]:
-    """A measurement as it is stored; None where random weights left nothing to measure."""
+    """Return a measurement as it is stored; None where random weights left nothing to measure."""
     if math.isnan(value) and NULL in tier:
         return {"value": None, "spread": 0.0, "count": count}
     return {"value": value, "spread": spread, "count": count}
@@ -309,7 +309,7 @@ def _refuse(result: Result) -> None:
 
 
 def judge(result: Result, null: Result | None) -> str:
-    """The verdict on a result beside its null. The null does as well as a finding if its verdict is
+    """Judge a result beside its null. The null does as well as a finding if its verdict is
     as good; there are too few to tell if they are pairs and the interval of their difference has 0
     in it."""
     word, good = result.verdict, (HOLDS, WEAKER)
@@ -322,8 +322,8 @@ def judge(result: Result, null: Result | None) -> str:
 
 
 def difference(result: Result, null: Result | None) -> tuple[float, float, float] | None:
-    """A result less its null, with the 95 % interval: of the pairs where the cell gave them, else
-    Welch's; None where one of the two has no spread to judge by."""
+    """Return a result less its null, with the 95 % interval: of the pairs where the cell gave them,
+    else Welch's; None where one of the two has no spread to judge by."""
     if paired := (result.null or {}).get("paired"):
         value, error, freedom = paired[0], paired[1], paired[2] - 1
     elif null and None not in (result.value, null.value) and min(result.count, null.count) > 1:
@@ -338,7 +338,7 @@ def difference(result: Result, null: Result | None) -> tuple[float, float, float
 
 
 def null_of(result: Result, results: Mapping[tuple[str, str], Result]) -> Result | None:
-    """Result of the null: the cell's own, or that of the run with random weights."""
+    """Return the result of the null: the cell's own, or that of the run with random weights."""
     if result.null:
         own = {key: result.null[key] for key in ("value", "spread", "count")}
         return replace(result, **own, null=None)
@@ -346,7 +346,7 @@ def null_of(result: Result, results: Mapping[tuple[str, str], Result]) -> Result
 
 
 def provenance() -> dict[str, Any]:
-    """Versions and time of a result."""
+    """Return versions and time of a result."""
     return {
         "versions": {name: metadata.version(name) for name in VERSIONED},
         "python": platform.python_version(),
@@ -363,7 +363,7 @@ def results_folder() -> Path:
 
 
 def read_results(*folders: Path, name: str = "") -> dict[tuple[str, str], Result]:
-    """Results by (tier, claim id), of all claims or one; of folders the later one wins."""
+    """Read results by (tier, claim id), of all claims or one; of folders the later one wins."""
     files = f"*/{name[:2] or '*'}.json"
     return {
         (result.tier, key): result
@@ -376,7 +376,7 @@ def read_results(*folders: Path, name: str = "") -> dict[tuple[str, str], Result
 
 @cache
 def commit() -> str:
-    """Commit of the checkout, with ``+`` if the package differs from it; ``""`` outside one."""
+    """Return the checkout's commit, with ``+`` if the package differs; ``""`` outside of one."""
     git = ["git", "-C", str(ROOT)]
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True)
@@ -388,7 +388,7 @@ def commit() -> str:
 
 @cache
 def criterion(text: str) -> Callable[[float], bool]:
-    """The test that a criterion stands for."""
+    """Return the test that a criterion stands for."""
     if not isinstance(text, str):
         raise IclError(f"Criterion {text!r} is not text: put it in quotation marks.")
     if between := re.fullmatch(rf"({NUMBER}) \.\. ({NUMBER})", text.strip()):
@@ -400,8 +400,8 @@ def criterion(text: str) -> Callable[[float], bool]:
     raise IclError(f"Criterion {text!r} is not one of '> a', '>= a', '< a', '<= a', 'a .. b'.")
 
 
-def refuse_if_it_cannot_fail(claim: Claim) -> None:
-    """Each verdict, ``fails its bar`` too, must be that of some value the measure can take."""
+def validate(claim: Claim) -> None:
+    """Refuse a claim that cannot fail: some value of the measure must lead to each verdict."""
     texts = [text for text in (claim.measure, claim.over) if isinstance(text, dict)]
     for what, values, known in (
         ("kind", [claim.kind], KINDS),
@@ -418,7 +418,7 @@ def refuse_if_it_cannot_fail(claim: Claim) -> None:
     if (claim.kind == "identity") != bool(claim.algebra):
         raise IclError("an identity, and nothing else, names the algebra it rests on.")
     for tier, criteria in claim.tiers.items():
-        if not claim.said("measure", tier):
+        if not claim.text_at("measure", tier):
             raise IclError(f"the ledger does not say what is measured at {tier}.")
         if "holds" not in criteria:
             raise IclError(f"{tier}: a claim needs the criterion 'holds'.")
