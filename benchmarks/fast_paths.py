@@ -22,9 +22,11 @@ from iclutils.chapters.contrastive_kernel.dual import dual_form
 from iclutils.chapters.label_anchors.saliency import saliency
 from iclutils.chapters.ridge_ols.algorithms import ridge
 from iclutils.interp import patching
-from iclutils.interp.clean_corrupt import CleanCorrupt
+from iclutils.interp.attribution import edge_attribution
+from iclutils.interp.clean_corrupt import CleanCorrupt, copying
 from iclutils.interp.graph import all_heads
 from iclutils.interp.hooks import run_with_hooks
+from iclutils.interp.invariants import blocks
 from iclutils.interp.readout import log_prob
 from iclutils.models import get_act_name, load
 from iclutils.tasks import topics
@@ -143,8 +145,31 @@ def dual():
     compare("dual models of a layer", lambda: dual_form(q, k, v, shown, lower)[1], loop, 1e-8)
 
 
+def invariants():
+    """What is asked of a model once, before its edges are measured, beside one such measure."""
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        GPT2LMHeadModel(GPT2Config(n_layer=6)).save_pretrained(folder)
+        model = load(folder)
+    task = copying(model, 8, 25, torch.Generator().manual_seed(0))
+
+    def seconds(way):
+        start = time.process_time()
+        way()
+        return time.process_time() - start
+
+    measured, asked = (
+        statistics.median(seconds(way) for _ in range(TURNS))
+        for way in (lambda: edge_attribution(model, task), lambda: blocks.__wrapped__(model))
+    )
+    share = 100 * asked / measured
+    print(
+        f"{'asked of each model once':<40} {share:7.1f} % of one attribution of edges", flush=True
+    )
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    known = {each.__name__: each for each in (prefixes, heads, label_words, dual)}
+    known = {each.__name__: each for each in (prefixes, heads, label_words, dual, invariants)}
     for name in sys.argv[1:] or known:
         known[name]()

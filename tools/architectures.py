@@ -1,9 +1,9 @@
 """Check every measure on every architecture: python tools/architectures.py writes the table.
 
-Each case is a small random network of an architecture, or of an option of one, that transformers
-builds from its config. It is saved, loaded as a reader's folder is, and measured. What is measured
-is computed once more with transformers alone. ``book/architectures.json`` has the largest
-difference of each, or the sentence with which the package refuses.
+Each case of ``book/architectures/cases.yml`` is a small random network of an architecture, or of an
+option of one, that transformers builds from its config. It is saved, loaded as a reader's folder
+is, and measured. What is measured is computed once more with transformers alone. ``table.json`` has
+the largest difference of each, or the sentence with which the package refuses.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import argparse
 import json
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from inspect import signature
@@ -22,184 +22,40 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from iclutils import IclError, models
-from iclutils.chapters.contrastive_kernel import ablation
+from iclutils.chapters.attention_circuits.interactions import direct_logits
+from iclutils.chapters.contrastive_kernel import ablation, heads
 from iclutils.chapters.label_anchors import isolation, saliency
-from iclutils.interp import at_query, graph, head_scores, hooks, patching
+from iclutils.interp import at_query, circuit, graph, head_scores, hooks
 from iclutils.interp.clean_corrupt import CleanCorrupt
 from iclutils.models import TransformerBridge
 from iclutils.tasks.prompts import Prompts, Role
 
-PAGES = Path(__file__).resolve().parents[1] / "book/architectures"  # table.json, table.md
+PAGES = Path(__file__).resolve().parents[1] / "book/architectures"  # cases.yml, table.json and .md
+LISTED = yaml.safe_load((PAGES / "cases.yml").read_text(encoding="utf-8"))
+CASES, SIZES = LISTED["networks"], LISTED["sizes"]
+BOS = SIZES["bos_token_id"]
 FAULT = "traceback: "
 EXACT = 1e-4  # nats: what rounding explains
 COPY = 8  # random tokens of a sequence, which come twice
-HEAD_OUT, EDGE_OUT = (1, 2), (0, 1)  # a head that is removed, and one whose edges are patched
+HEAD_OUT, HEAD_IN = (1, 2), (0, 1)  # a head that is removed, and one whose edges are patched
 MLPS = ("mlp.dense_4h_to_h", "ffn.down_proj", "mlp", "feed_forward", "block_sparse_moe", "fc2",
         "output.dense")  # fmt: skip
 OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "wo", "output.dense")
-VOCAB, BOS = 61, 60
-SIZES = {
-    "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 4, "intermediate_size": 48, "max_position_embeddings": 64,
-    "bos_token_id": BOS, "eos_token_id": BOS, "pad_token_id": None,
-}  # fmt: skip
-GROUPED = {"num_key_value_heads": 2}
-HEAD = {"head_dim": 8}
-EXPERTS = {
-    "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
-}  # fmt: skip
-
-
-def rotary(kind: str, **more: Any) -> dict[str, Any]:
-    """Return the option of a scaling of rotary positions."""
-    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **more}}
-
-
-FACTOR = {"factor": 4.0, "original_max_position_embeddings": 16}
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-LONG = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 2.5, 3.0, 4.0]}
-LLAMA = "llama"
-# Name: type of transformers, and options beyond SIZES (None takes one away).
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "GPT-2": ("gpt2", {}),
-    "GPT-2, untied": ("gpt2", {"tie_word_embeddings": False}),
-    "GPT-2, unscaled attention": ("gpt2", {"scale_attn_weights": False}),
-    "GPT-2, scaled by layer": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
-    "GPT-2, ReLU": ("gpt2", {"activation_function": "relu"}),
-    "GPT-2, cross-attention": ("gpt2", {"add_cross_attention": True}),
-    "GPT-1": ("openai-gpt", {}),
-    "GPT-Neo": ("gpt_neo", {"attention_types": [[["global", "local"], 1]], "window_size": 6,
-                            "num_layers": 2, "num_heads": 4}),
-    "GPT-NeoX": ("gpt_neox", {}),
-    "GPT-NeoX, sequential": ("gpt_neox", {"use_parallel_residual": False}),
-    "GPT-NeoX, no bias of attention": ("gpt_neox", {"attention_bias": False}),
-    "GPT-J": ("gptj", {"rotary_dim": 4}),
-    "CodeGen": ("codegen", {"rotary_dim": 4, }),
-    "GPT-BigCode": ("gpt_bigcode", {}),
-    "GPT-BigCode, many keys": ("gpt_bigcode", {"multi_query": False}),
-    "GPT-OSS": ("gpt_oss", GROUPED | HEAD | EXPERTS | {"sliding_window": 6}),
-    "OPT": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
-    "OPT, post-norm": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32,
-                               "do_layer_norm_before": False}),
-    "BLOOM": ("bloom", {"n_layer": 2, "n_head": 4}),
-    "MPT": ("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64}),
-    "Falcon": ("falcon", {"multi_query": False, "new_decoder_architecture": False}),
-    "Falcon, one key": ("falcon", {"new_decoder_architecture": False}),
-    "Falcon, ALiBi": ("falcon", {"multi_query": False, "new_decoder_architecture": False,
-                                 "alibi": True}),
-    "Falcon, sequential": ("falcon", {"multi_query": False, "new_decoder_architecture": False,
-                                      "parallel_attn": False, "bias": True}),
-    "Falcon-40B": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
-    "XGLM": ("xglm", {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4}),
-    "Llama": (LLAMA, {}),
-    "Llama, grouped": (LLAMA, GROUPED),
-    "Llama, one key": (LLAMA, {"num_key_value_heads": 1}),
-    "Llama, tied": (LLAMA, GROUPED | {"tie_word_embeddings": True}),
-    "Llama, biases": (LLAMA, GROUPED | {"attention_bias": True, "mlp_bias": True}),
-    "Llama, wide heads": (LLAMA, GROUPED | {"head_dim": 16}),
-    "Llama, linear": (LLAMA, GROUPED | rotary("linear", factor=4.0)),
-    "Llama, dynamic": (LLAMA, GROUPED | rotary("dynamic", **FACTOR)),
-    "Llama, YaRN": (LLAMA, GROUPED | rotary("yarn", **FACTOR)),
-    "Llama-3": (LLAMA, GROUPED | rotary("llama3", **FACTOR, **LLAMA3)),
-    "Llama, LongRoPE": (LLAMA, GROUPED | rotary("longrope", **FACTOR, **LONG)),
-    "Llama-4": ("llama4_text", GROUPED | HEAD | EXPERTS | {"intermediate_size_mlp": 48}),
-    "Mistral": ("mistral", GROUPED | {"sliding_window": None}),
-    "Mistral, window": ("mistral", GROUPED | {"sliding_window": 6}),
-    "Ministral-3": ("ministral3", GROUPED | HEAD),
-    "Mixtral": ("mixtral", GROUPED | EXPERTS),
-    "Qwen-2": ("qwen2", GROUPED),
-    "Qwen-2, window": ("qwen2", GROUPED | {"use_sliding_window": True, "sliding_window": 6,
-                                           "max_window_layers": 1}),
-    "Qwen-2 MoE": ("qwen2_moe", GROUPED | EXPERTS | {"shared_expert_intermediate_size": 24}),
-    "Qwen-3": ("qwen3", GROUPED | HEAD),
-    "Qwen-3 MoE": ("qwen3_moe", GROUPED | HEAD | EXPERTS),
-    "Qwen-3.5": ("qwen3_5_text", GROUPED | HEAD | {
-        "layer_types": ["linear_attention", "full_attention"]}),
-    "Gemma": ("gemma", GROUPED | HEAD),
-    "Gemma-2": ("gemma2", GROUPED | HEAD | {"sliding_window": 6, "query_pre_attn_scalar": 8,
-                                            "attn_logit_softcapping": 2.0,
-                                            "final_logit_softcapping": 3.0}),
-    "Gemma-3": ("gemma3_text", GROUPED | HEAD | {"sliding_window": 6}),
-    "Gemma-3, linear": ("gemma3_text", GROUPED | HEAD | {"sliding_window": 6, "rope_parameters": {
-        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 10000.0},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0}}}),
-    "VaultGemma": ("vaultgemma", GROUPED | HEAD | {"sliding_window": 6}),
-    "Phi": ("phi", {}),
-    "Phi, qk-norm": ("phi", {"qk_layernorm": True}),
-    "Phi-3": ("phi3", {}),
-    "Phi-3, grouped": ("phi3", GROUPED),
-    "Phi-3, LongRoPE": ("phi3", {"original_max_position_embeddings": 16} | rotary(
-        "longrope", **LONG, partial_rotary_factor=1.0, original_max_position_embeddings=16)),
-    "Phi MoE": ("phimoe", GROUPED | EXPERTS),
-    "OLMo": ("olmo", {}),
-    "OLMo, clipped": ("olmo", {"clip_qkv": 0.5}),
-    "OLMo-2": ("olmo2", {}),
-    "OLMo-2, grouped": ("olmo2", GROUPED),
-    "OLMo-3": ("olmo3", {"sliding_window": 6}),
-    "OLMoE": ("olmoe", EXPERTS),
-    "StableLM": ("stablelm", {}),
-    "StableLM, parallel": ("stablelm", {"use_parallel_residual": True}),
-    "StableLM, qk-norm": ("stablelm", {"qk_layernorm": True}),
-    "StarCoder-2": ("starcoder2", GROUPED),
-    "Cohere": ("cohere", GROUPED | {"logit_scale": 0.25}),
-    "Cohere, qk-norm": ("cohere", {"use_qk_norm": True}),
-    "Cohere-2": ("cohere2", GROUPED | HEAD | {"sliding_window": 6}),
-    "GLM": ("glm", GROUPED | HEAD),
-    "GLM-4": ("glm4", GROUPED | HEAD),
-    "GLM-4 MoE": ("glm4_moe", GROUPED | HEAD | EXPERTS | {"n_routed_experts": 4, "n_group": 1,
-                                                         "topk_group": 1}),
-    "Granite": ("granite", GROUPED | {"embedding_multiplier": 3.0, "residual_multiplier": 0.4,
-                                      "attention_multiplier": 0.2, "logits_scaling": 2.0}),
-    "Granite MoE": ("granitemoe", GROUPED | EXPERTS | {"residual_multiplier": 0.4}),
-    "EXAONE-4": ("exaone4", GROUPED | HEAD | {"sliding_window": 6, "sliding_window_pattern": 2}),
-    "Nemotron": ("nemotron", GROUPED | HEAD),
-    "SmolLM-3": ("smollm3", GROUPED),
-    "Seed-OSS": ("seed_oss", GROUPED | HEAD),
-    "Arcee": ("arcee", GROUPED),
-    "Apertus": ("apertus", GROUPED),
-    "HunYuan": ("hunyuan_v1_dense", GROUPED | HEAD),
-    "ERNIE-4.5": ("ernie4_5", GROUPED | HEAD),
-    "Jais-2": ("jais2", {}),
-    "nanochat": ("nanochat", GROUPED),
-    "BitNet": ("bitnet", GROUPED),
-    "DeepSeek-V3": ("deepseek_v3", EXPERTS | {
-        "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "kv_lora_rank": 8, "q_lora_rank": 8,
-        "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8, "first_k_dense_replace": 1}),
-    "MiniMax-M2": ("minimax_m2", HEAD | EXPERTS),
-    "ERNIE-4.5 MoE": ("ernie4_5_moe", GROUPED | HEAD | EXPERTS),
-    "AFMoE": ("afmoe", GROUPED | HEAD | EXPERTS),
-    "Laguna": ("laguna", GROUPED | HEAD | EXPERTS),
-    "FlexOLMo": ("flex_olmo", EXPERTS),
-    "JetMoE": ("jetmoe", {}),
-    "InternLM-3": ("internlm3", GROUPED),
-    "Persimmon": ("persimmon", {}),
-    "LFM-2": ("lfm2", GROUPED),
-    "Jamba": ("jamba", GROUPED | EXPERTS | {
-        "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
-        "mamba_d_state": 8, "mamba_dt_rank": 4}),
-    "Mamba": ("mamba", {}),
-    "Mamba-2": ("mamba2", {"num_heads": 8, "head_dim": 8, "expand": 2, "n_groups": 1}),
-    "Falcon-H1": ("falcon_h1", GROUPED | {
-        "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8,
-        "mamba_n_groups": 1, "mamba_chunk_size": 8}),
-    "RecurrentGemma": ("recurrent_gemma", {"num_hidden_layers": 3}),
-    "RWKV": ("rwkv", {}),
-    "BERT": ("bert", {}),
-    "RoBERTa": ("roberta", {"is_decoder": False, "pad_token_id": 1}),
-    "BERT, causal": ("bert", {"is_decoder": True}),
-}  # fmt: skip
+Edit = Callable[[tuple[Any, ...], Any], Any]  # what a module is given and gives; its new output
 
 
 def build(case: str) -> PreTrainedModel:
     """Build the random network of a case, its norms, biases and scales not trivial."""
-    kind, options = CASES[case]
+    options = dict(CASES[case])
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **{**SIZES, **options})
+    config = AutoConfig.for_model(options.pop("type"), **{**SIZES, **options})
     network = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for weight in network.parameters():
@@ -216,10 +72,11 @@ def save(case: str, folder: Path) -> PreTrainedModel:
 
 
 class Alone:
-    """A network of transformers without our code, its attention seen and changed at the softmax."""
+    """A network of transformers without our code, its modules seen and changed by plain hooks, its
+    attention at the softmax."""
 
     def __init__(self, network: PreTrainedModel) -> None:
-        self.network = network
+        self.network, self.config = network, network.config.get_text_config()
         named = [m for m in network.modules() if "Attention" in type(m).__name__]
         self.layers = [m for m in named if not any(x in named for x in list(m.modules())[1:])]
         self.patterns: list[Tensor] = []  # of the last run, by layer: (batch, head, dest, src)
@@ -227,12 +84,12 @@ class Alone:
     def __call__(
         self,
         tokens: Tensor,
-        scores: dict[int, Tensor] | None = None,
+        scores: Mapping[int, Tensor] | None = None,
         change: Callable[[Tensor], Tensor] = lambda pattern: pattern,
-        head: tuple[int, int] | None = None,
+        edits: Mapping[nn.Module, Edit] | None = None,
     ) -> Tensor:
         """Return log-probabilities. ``scores``: by layer, edges (batch, dest, src) whose score is
-        -10,000; ``change``: what to make of each pattern; ``head``: one that writes nothing."""
+        -10,000; ``change``: what to make of each pattern; ``edits``: of what modules give."""
         self.patterns, now = [], list[int]()
         softmax = functional.softmax
 
@@ -249,12 +106,6 @@ class Alone:
             self.patterns.append(pattern)
             return pattern.view(shape)
 
-        def silent(module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            width = args[0].shape[-1] // module.heads
-            z = args[0].clone()
-            z[..., module.index * width : (module.index + 1) * width] = 0
-            return (z, *args[1:])
-
         def leave(*_: Any) -> None:
             now.pop()
 
@@ -263,94 +114,129 @@ class Alone:
             enter = partial(lambda layer, *_: now.append(layer), layer)
             handles.append(module.register_forward_pre_hook(enter))
             handles.append(module.register_forward_hook(leave))
-        if head is not None:
-            out = self._projection(self.layers[head[0]])
-            config = self.network.config.get_text_config()
-            out.heads, out.index = config.num_attention_heads, head[1]
-            handles.append(out.register_forward_pre_hook(silent))
         functional.softmax = torch.softmax = seen
         try:
-            return self.network(tokens).logits.log_softmax(-1)
+            with _edited(edits or {}):
+                return self.network(tokens).logits.log_softmax(-1)
         finally:
             functional.softmax = torch.softmax = softmax
             for handle in handles:
                 handle.remove()
 
-    def _projection(self, attention: nn.Module) -> nn.Module:
+    def writer(self, layer: int) -> nn.Module:
         """Return the matrix with which the heads of a layer write; BERT has it one module up."""
         for part in self.network.modules():
-            if part is attention or attention in part.children():
+            if part is self.layers[layer] or self.layers[layer] in part.children():
                 parts = dict(part.named_modules())
-                found = [parts[name] for name in OUTPUTS if name in parts]
-                if found:
+                if found := [parts[name] for name in OUTPUTS if name in parts]:
                     return found[0]
-        raise ValueError(f"no output matrix in {type(attention).__name__}")
+        raise ValueError(f"no output matrix in {type(self.layers[layer]).__name__}")
 
-    def edge(
-        self, clean: Tensor, corrupt: Tensor, head: tuple[int, int], mlp: int | None
-    ) -> Tensor:
-        """Return log-probabilities of the clean sequences when what a head writes on the corrupt
-        ones reaches the MLP of one layer and nothing else, or, if None, the last norm."""
-        writes = [self._projection(layer) for layer in self.layers]
-        mlps = [self._mlp(layer) for layer in self.layers]
-        (other,) = self._watched([writes[head[0]]], corrupt, inputs=True)
-        stored = dict(zip([*writes, *mlps], self._watched([*writes, *mlps], clean), strict=True))
-        width = other.shape[-1] // self.network.config.get_text_config().num_attention_heads
-        channels = slice(head[1] * width, (head[1] + 1) * width)
-
-        def patched(module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            z = args[0].clone()
-            z.view(*other.shape)[..., channels] = other[..., channels]
-            return (z, *args[1:])
-
-        reader = None if mlp is None else mlps[mlp]
-        frozen = {m: out for m, out in stored.items() if m not in (writes[head[0]], reader)}
-        change = writes[head[0]].register_forward_pre_hook(patched)
-        with _replaced(frozen):
-            if reader is None:
-                out = self(clean)
-            else:
-                (live,) = self._watched([reader], clean)
-        change.remove()
-        if reader is not None:  # from there on everything follows
-            with _replaced({reader: live}):
-                out = self(clean)
-        return out
-
-    def _watched(
-        self, modules: list[nn.Module], tokens: Tensor, inputs: bool = False
-    ) -> list[Tensor]:
-        """Return what some modules give, or are given, on these tokens."""
-        seen: dict[nn.Module, Tensor] = {}
-
-        def keep(module: nn.Module, args: tuple[Tensor, ...], out: Any) -> None:
-            value = args[0] if inputs else out[0] if isinstance(out, tuple) else out
-            seen[module] = value.clone()  # some blocks add to it in place
-
-        handles = [module.register_forward_hook(keep) for module in modules]
-        self.network(tokens)
-        for handle in handles:
-            handle.remove()
-        return [seen[module] for module in modules]
-
-    def _mlp(self, attention: nn.Module) -> nn.Module:
+    def mlp(self, layer: int) -> nn.Module:
         """Return what the MLP of a layer ends with, before a norm, a factor and the residual."""
         for part in self.network.modules():
             inside = dict(part.named_modules())
-            if attention in inside.values() and (names := [n for n in MLPS if n in inside]):
-                layer = inside[names[0]]
-        return layer
+            own = self.layers[layer] in inside.values()
+            if own and (names := [n for n in MLPS if n in inside]):
+                last = inside[names[0]]
+        return last
+
+    def with_z(self, head: tuple[int, int], new: Tensor) -> dict[nn.Module, Edit]:
+        """Return the edit that puts (batch, pos, d_head) in the place of what a head hands on."""
+        writer = self.writer(head[0])
+
+        def edit(args: tuple[Any, ...], out: Any) -> Any:
+            z = args[0].clone()
+            own = z.shape[-1] // self.config.num_attention_heads
+            z.view(*new.shape[:2], -1)[..., head[1] * own : (head[1] + 1) * own] = new
+            return writer.forward(z, *args[1:])
+
+        return {writer: edit}
+
+    def z(self, tokens: Tensor, head: tuple[int, int]) -> Tensor:
+        """Return what a head hands on to its output matrix: (batch, pos, d_head)."""
+        ((given, _),) = self.watch(tokens, [self.writer(head[0])]).values()
+        whole = given.view(*tokens.shape, self.config.num_attention_heads, -1)
+        return whole[:, :, head[1]]
+
+    def watch(
+        self, tokens: Tensor, modules: Sequence[nn.Module], edits: Mapping[nn.Module, Edit] = {}
+    ) -> dict[nn.Module, tuple[Tensor, Tensor]]:
+        """Return what some modules are given and give on these tokens, in the order of calls."""
+        seen: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+
+        def keep(module: nn.Module, args: tuple[Tensor, ...], out: Any) -> None:
+            value = out[0] if isinstance(out, tuple) else out
+            if args and isinstance(value, Tensor):  # some blocks add to it in place
+                seen[module] = args[0].clone(), value.clone()
+
+        with _edited(edits):
+            handles = [module.register_forward_hook(keep) for module in modules]
+            self.network(tokens)
+            for handle in handles:
+                handle.remove()
+        return seen
+
+    def path(self, clean: Tensor, corrupt: Tensor, reader: nn.Module | None) -> Tensor:
+        """Return log-probabilities of the clean sequences when what a head and the first MLP write
+        on the corrupt ones reaches the module that ends with ``reader``, and nothing else; or, if
+        None, what one head writes reaches the last norm."""
+        writes = [part(la) for la in range(len(self.layers)) for part in (self.writer, self.mlp)]
+        patch = self.with_z(HEAD_IN, self.z(corrupt, HEAD_IN))
+        if reader is not None:
+            ((_, other),) = self.watch(corrupt, [self.mlp(0)]).values()
+            patch |= {self.mlp(0): _gives(other)}
+        stored = {m: _gives(out) for m, (_, out) in self.watch(clean, writes).items()}
+        held = {m: edit for m, edit in stored.items() if m is not reader} | patch
+        if reader is None:
+            return self(clean, edits=held)
+        ((_, live),) = self.watch(clean, [reader], held).values()
+        return self(clean, edits={reader: _gives(live)})  # from there on everything follows
+
+    def direct(self, tokens: Tensor, answer: Tensor) -> Tensor:
+        """Return what each head adds directly to the answer's logit over the mean of all, (head,
+        batch), at the last token: norms and logits are linear at what they are in the run."""
+        leaves = [m for m in self.network.modules() if not list(m.children())]
+        calls, unembed = self.watch(tokens, leaves), self.network.get_output_embeddings()
+        normal, plain = calls[unembed]
+        final, (end, _) = next((m, x) for m, x in calls.items() if _same(x[1], normal))
+        shift = final.forward(torch.zeros_like(end))
+        layer_norm = bool((final.forward(end + 1) - normal).abs().max() < EXACT)
+
+        def centred(stream: Tensor) -> Tensor:
+            return stream - stream.mean(-1, keepdim=True) if layer_norm else stream
+
+        gain, factor = (normal - shift) / centred(end), self.network(tokens).logits / plain
+        unembedding, parts = unembed.weight * factor[0, -1, 0], []
+        for layer in range(len(self.layers)):
+            writer = self.writer(layer)
+            given, wrote = calls[writer]
+            reached = [out for x, out in calls.values() if _same(x, wrote)] or [wrote]
+            passed = getattr(self.config, "residual_multiplier", 1.0) * reached[-1] / wrote
+            weight = writer.weight if isinstance(writer, Conv1D) else writer.weight.T
+            for z, w in zip(*(x.chunk(4, d) for x, d in ((given, -1), (weight, 0))), strict=True):
+                added = (centred(z @ w * passed) * gain)[:, -1] @ unembedding.T
+                parts.append(added.gather(1, answer)[:, 0] - added.mean(1))
+        return torch.stack(parts)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one, other)
+
+
+def _gives(value: Tensor) -> Edit:
+    """Return the edit by which a module gives a value, whatever it is given."""
+    return lambda args, out: (value.clone(), *out[1:]) if isinstance(out, tuple) else value.clone()
 
 
 @contextmanager
-def _replaced(outputs: dict[nn.Module, Tensor]) -> Iterator[None]:
-    """Let modules give what they are told to."""
+def _edited(edits: Mapping[nn.Module, Edit]) -> Iterator[None]:
+    """Let modules give what their edits make of what they are given and give."""
 
-    def told(module: nn.Module, args: Any, out: Any) -> Any:
-        new = outputs[module].clone()
-        return (new, *out[1:]) if isinstance(out, tuple) else new
+    def hook(module: nn.Module, args: Any, out: Any) -> Any:
+        return edits[module](args, out)
 
-    handles = [module.register_forward_hook(told) for module in outputs]
+    handles = [module.register_forward_hook(hook) for module in edits]
     try:
         yield
     finally:
@@ -362,16 +248,29 @@ def _replaced(outputs: dict[nn.Module, Tensor]) -> Iterator[None]:
 class Case:
     """One case: the network alone, its folder, and the model that the package makes of it."""
 
-    name: str
     folder: Path
     alone: Alone
     model: TransformerBridge
+
+    @classmethod
+    def of(cls, name: str, folder: Path) -> Case:
+        """Save a case to a folder and load it from there; networks do without gradients."""
+        alone = Alone(save(name, folder).requires_grad_(False))
+        return cls(folder, alone, models.load(folder))
 
     @property
     def tokens(self) -> Tensor:
         """Return two sequences of random tokens twice over, each after BOS."""
         copy = torch.randint(0, BOS, (2, COPY), generator=torch.Generator().manual_seed(0))
         return torch.cat([torch.full((2, 1), BOS), copy, copy], 1)
+
+    @property
+    def task(self) -> CleanCorrupt:
+        """Return them with others of other tokens; the answer is what followed the first copy."""
+        clean = self.tokens
+        corrupt = torch.cat([clean[:, :1], (clean[:, 1:] + 7) % BOS], 1)
+        last = torch.full((2, 1), clean.shape[1] - 1)
+        return CleanCorrupt(clean, corrupt, last, clean[:, COPY : COPY + 1])
 
     @property
     def prompts(self) -> Prompts:
@@ -386,23 +285,28 @@ class Case:
         order, gold = torch.tensor([[0, 1], [0, 1]]), torch.tensor([0, 1])
         return Prompts(tokens, roles, target, place, place - 1, order, gold, words)
 
+    @property
+    def shown(self) -> Tensor:
+        """Mark the first copy."""
+        place = torch.arange(2 * COPY + 1)
+        return ((place > 0) & (place <= COPY)).expand(2, -1)
 
-def _gap(ours: Tensor, alone: Tensor) -> float:
+
+def gap(ours: Tensor, alone: Tensor) -> float:
     """Return the largest difference; NaN counts as infinite."""
-    gap = float((ours - alone).abs().max())
-    return math.inf if math.isnan(gap) else gap
+    largest = float((ours - alone).abs().max())
+    return math.inf if math.isnan(largest) else largest
 
 
 def predictions(case: Case) -> float:
     """Compare log p of every token."""
     ours = models.logits(case.model, case.tokens).log_softmax(-1)
-    return _gap(ours, case.alone(case.tokens))
+    return gap(ours, case.alone(case.tokens))
 
 
 def folded(case: Case) -> float:
     """Compare log p of every token, norms folded into the weights."""
-    model = models.load(case.folder, fold=True)
-    return _gap(models.logits(model, case.tokens).log_softmax(-1), case.alone(case.tokens))
+    return predictions(replace(case, model=models.load(case.folder, fold=True)))
 
 
 def with_a_cache(case: Case) -> float:
@@ -418,7 +322,7 @@ def with_a_cache(case: Case) -> float:
             token, past_key_values=past, use_cache=True, return_type="logits_and_cache"
         )
         out = case.alone.network(token, past_key_values=out.past_key_values, use_cache=True)
-        gaps.append(_gap(logits.log_softmax(-1), out.logits.log_softmax(-1)))
+        gaps.append(gap(logits.log_softmax(-1), out.logits.log_softmax(-1)))
     return max(gaps)
 
 
@@ -428,42 +332,39 @@ def prefix_scores(case: Case) -> float:
     case.alone(case.tokens)
     rows = torch.arange(COPY + 1, 2 * COPY + 1)
     alone = [p[:, :, rows, rows - COPY + 1].mean(-1) for p in case.alone.patterns]
-    return _gap(ours, torch.stack(alone, 1))
+    return gap(ours, torch.stack(alone, 1))
 
 
-def head_removed(case: Case) -> float:
-    """Compare log p without one head of the second layer, every token."""
-    out, _ = hooks.run_with_hooks(case.model, case.tokens, _silent(case))
-    return _gap(out.log_softmax(-1), case.alone(case.tokens, head=HEAD_OUT))
-
-
-def head_removed_in_a_sweep(case: Case) -> float:
-    """Compare the same where the layers below are run once for many heads."""
-    (out,) = hooks.logits_under(case.model, case.tokens, [_silent(case)])
-    return _gap(out.log_softmax(-1), case.alone(case.tokens, head=HEAD_OUT))
-
-
-def _silent(case: Case) -> list[hooks.Hook]:
-    return hooks.ablate_heads(case.model, case.tokens, [HEAD_OUT], "zero", case.tokens)
+def head_removed(case: Case, sweep: bool = False) -> float:
+    """Compare log p without one head of the second layer, every token; in a ``sweep`` the layers
+    below are run once for many heads."""
+    zero = hooks.ablate_heads(case.model, case.tokens, [HEAD_OUT], "zero", case.tokens)
+    if sweep:
+        (out,) = hooks.logits_under(case.model, case.tokens, [zero])
+    else:
+        out, _ = hooks.run_with_hooks(case.model, case.tokens, zero)
+    nothing = torch.zeros_like(case.alone.z(case.tokens, HEAD_OUT))
+    edits = case.alone.with_z(HEAD_OUT, nothing)
+    return gap(out.log_softmax(-1), case.alone(case.tokens, edits=edits))
 
 
 def label_saliency(case: Case) -> float:
     """Compare the saliency of every edge, relative to the largest."""
     prompts = case.prompts
     ours = saliency.saliency(case.model, prompts)
+
+    def differentiable(pattern: Tensor) -> Tensor:
+        return pattern if pattern.requires_grad else pattern.requires_grad_()
+
     with torch.enable_grad():
-        out = case.alone(prompts.tokens, change=_differentiable)
+        out = case.alone(prompts.tokens, change=differentiable)
         scores = out[:, -1].gather(1, prompts.label_words)
         loss = functional.cross_entropy(scores, prompts.gold, reduction="sum")
         slopes = torch.autograd.grad(loss, case.alone.patterns)
     size = prompts.tokens.shape[1]
     parts = [(s * p).sum(1)[..., :size] for s, p in zip(slopes, case.alone.patterns, strict=True)]
     alone = torch.stack(parts, 1).abs()
-    return _gap(ours, alone) / max(1.0, float(alone.max()))
-
-
-def _differentiable(pattern: Tensor) -> Tensor:
-    return pattern if pattern.requires_grad else pattern.requires_grad_()
+    return gap(ours, alone) / max(1.0, float(alone.max()))
 
 
 def labels_cut(case: Case) -> float:
@@ -473,47 +374,54 @@ def labels_cut(case: Case) -> float:
     cut = hooks.cut_attention(case.model, {0: edges})
     out, _ = hooks.run_with_hooks(case.model, prompts.tokens, cut)
     alone = case.alone(prompts.tokens, scores={0: edges})
-    return _gap(out[:, -1].log_softmax(-1), alone[:, -1])
+    return gap(out[:, -1].log_softmax(-1), alone[:, -1])
 
 
 def without_updates(case: Case) -> float:
     """Compare log p of the answer when no head takes its step on the first copy."""
-    tokens, shown = case.tokens, torch.zeros(case.tokens.shape, dtype=torch.bool)
-    shown[:, 1 : COPY + 1] = True
+    tokens, answer = case.tokens, case.task.answer
     query = at_query.read(case.model, tokens)
-    answer = tokens[:, COPY]
-    ours = ablation.ablations(query, shown, answer, ways=["no update"])["no update"].log_prob
+    found = ablation.ablations(query, case.shown, answer[:, 0], ways=["no update"])
 
     def change(pattern: Tensor) -> Tensor:
         pattern = pattern.clone()
         last = pattern.view(len(tokens), -1, *pattern.shape[-2:])[:, :, -1]
-        last[..., : tokens.shape[1]].masked_fill_(shown[:, None], 0.0)
+        last[..., : tokens.shape[1]].masked_fill_(case.shown[:, None], 0.0)
         return pattern
 
-    return _gap(ours, case.alone(tokens, change=change)[:, -1].gather(1, answer[:, None])[:, 0])
+    alone = case.alone(tokens, change=change)[:, -1].gather(1, answer)
+    return gap(found["no update"].log_prob, alone[:, 0])
 
 
-def edge_to_mlp(case: Case) -> float:
-    """Compare the nats lost when what a head writes reaches one MLP corrupt."""
-    return _edge(case, graph.Node("mlp_in", 1))
+def learned(case: Case) -> float:
+    """Compare what every head adds directly to the answer's logit, its start and its update."""
+    query, everything = at_query.read(case.model, case.tokens), torch.arange(BOS + 1)[None]
+    duals, answer = heads.dual_heads(query, case.shown), case.task.answer
+    found = heads.direct_logit_attribution(query, duals, answer[:, 0], everything)
+    ours = (found.start + found.update).flatten(1).T
+    return gap(ours, case.alone.direct(case.tokens, answer))
 
 
-def edge_to_logits(case: Case) -> float:
-    """Compare the nats lost when what a head writes reaches the unembedding corrupt."""
-    return _edge(case, graph.Node("logits"))
+def direct_effects(case: Case) -> float:
+    """Compare what every head adds directly to the answer's logit."""
+    every = graph.of(case.model).writers
+    own = torch.tensor([node.kind == "head" for node in every])
+    ours = direct_logits(case.model, case.task)[own]
+    return gap(ours, case.alone.direct(case.tokens, case.task.answer))
 
 
-def _edge(case: Case, reader: graph.Node) -> float:
-    clean, at = case.tokens, case.tokens.shape[1] - 1
-    corrupt = torch.cat([clean[:, :1], (clean[:, 1:] + 7) % BOS], 1)
-    answer = clean[:, COPY : COPY + 1]
-    task = CleanCorrupt(clean, corrupt, torch.full((2, 1), at), answer)
-    edge = graph.head(*EDGE_OUT), reader
-    ours = patching.path_patching(case.model, task, [edge])[graph.of(case.model).index(edge)]
-    layer = None if reader.layer < 0 else reader.layer
-    runs = case.alone(clean), case.alone.edge(clean, corrupt, EDGE_OUT, layer)
-    whole, without = (run[:, -1].gather(1, answer)[:, 0] for run in runs)
-    return _gap(ours, whole - without)
+def edges(case: Case, kinds: str) -> float:
+    """Compare log p of the answer when what a head and the first MLP write reaches the heads of the
+    second layer (``qkv``) or its MLP (``mlp_in``) corrupt, or what the head writes the logits."""
+    task, nodes = case.task, graph.of(case.model)
+    readers = [v for v in nodes.readers if v.kind in kinds and v.layer in (-1, 1)]
+    writers = [graph.head(*HEAD_IN), graph.Node("mlp", 0)][: 1 if kinds == "logits" else 2]
+    kept = nodes.exists & ~nodes.mask((u, v) for u in writers for v in readers)
+    ours = circuit.scores(case.model, task, kept[None])[0]
+    last = {"qkv": case.alone.writer, "mlp_in": case.alone.mlp}
+    reader = last[kinds](1) if kinds in last else None
+    alone = case.alone.path(task.clean, task.corrupt, reader)[:, -1].gather(1, task.answer)
+    return gap(ours, alone[:, 0])
 
 
 MEASURES: dict[str, Callable[[Case], float]] = {
@@ -522,21 +430,23 @@ MEASURES: dict[str, Callable[[Case], float]] = {
     "folded": folded,
     "prefix scores (01)": prefix_scores,
     "a head removed (01)": head_removed,
-    "in a sweep (06)": head_removed_in_a_sweep,
+    "in a sweep (06)": partial(head_removed, sweep=True),
     "saliency (02)": label_saliency,
     "labels cut (02)": labels_cut,
     "no updates (05)": without_updates,
-    "edge to an MLP (06)": edge_to_mlp,
-    "edge to the logits (06)": edge_to_logits,
+    "what heads learn (05)": learned,
+    "direct effects (06)": direct_effects,
+    "edges to heads (06)": partial(edges, kinds="qkv"),
+    "edges to an MLP (06)": partial(edges, kinds="mlp_in"),
+    "edge to the logits (06)": partial(edges, kinds="logits"),
 }
 
 
 def measure(name: str) -> dict[str, float | str]:
     """Return the largest difference of each measure on a case, or the sentence that refuses it."""
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        alone = Alone(save(name, Path(folder)))
         try:
-            case = Case(name, Path(folder), alone, models.load(folder))
+            case = Case.of(name, Path(folder))
         except IclError as error:
             return dict.fromkeys(MEASURES, _sentence(error, folder))
         row: dict[str, float | str] = {}
@@ -557,29 +467,25 @@ def _sentence(error: IclError, folder: str) -> str:
 
 
 def is_exact(value: float | str) -> bool:
-    """Whether a cell is a refusal, or a difference that rounding explains."""
+    """Tell whether a cell is a refusal, or a difference that rounding explains."""
     return not value.startswith(FAULT) if isinstance(value, str) else value <= EXACT
 
 
 def table(rows: dict[str, dict[str, float | str]]) -> str:
     """Return the rows as a table in Markdown, and the reasons of the refusals below it."""
-    reasons = list(dict.fromkeys(x for row in rows.values() for x in row.values() if _is_text(x)))
+    cells = [x for row in rows.values() for x in row.values()]
+    reasons = list(dict.fromkeys(x for x in cells if isinstance(x, str)))
     lines = ["| architecture | " + " | ".join(MEASURES) + " |", "|---" * (len(MEASURES) + 1) + "|"]
+
+    def written(x: float | str) -> str:
+        if isinstance(x, str):
+            return f"refused {reasons.index(x) + 1}"
+        return f"{x:.0e}" if is_exact(x) else f"**wrong by {x:.2g}**"
+
     for name, row in rows.items():
-        cells = [
-            f"refused {reasons.index(x) + 1}" if _is_text(x) else _shown(x) for x in row.values()
-        ]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        lines.append(f"| {name} | " + " | ".join(map(written, row.values())) + " |")
     numbered = [f"{i}. {reason}" for i, reason in enumerate(reasons, 1)]
     return "\n".join([*lines, "", "Refused, because:", "", *numbered, ""])
-
-
-def _shown(gap: float) -> str:
-    return f"{gap:.0e}" if is_exact(gap) else f"**wrong by {gap:.2g}**"
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def main() -> int:
@@ -588,16 +494,14 @@ def main() -> int:
     cli.add_argument("cases", nargs="*", help="such as GPT-2; all if omitted")
     names = cli.parse_args().cases or list(CASES)
     path = PAGES / "table.json"
-    stored = json.loads(path.read_text())["rows"] if path.is_file() else {}
+    rows = json.loads(path.read_text())["rows"] if path.is_file() else {}
     for name in names:
-        stored[name] = measure(name)
-        wrong = {what: x for what, x in stored[name].items() if not is_exact(x)}
+        rows[name] = measure(name)
+        wrong = {what: x for what, x in rows[name].items() if not is_exact(x)}
         print(f"{name:<32} {wrong or 'exact or refused'}", flush=True)
-    rows = {name: stored[name] for name in CASES if name in stored}
+    rows = {name: rows[name] for name in CASES if name in rows}
     libraries = {x: version(x) for x in ("transformers", "transformer-lens", "torch")}
-    PAGES.mkdir(exist_ok=True)
-    stored = {"versions": libraries, "rows": rows}
-    (PAGES / "table.json").write_text(json.dumps(stored, indent=1) + "\n")
+    path.write_text(json.dumps({"versions": libraries, "rows": rows}, indent=1) + "\n")
     (PAGES / "table.md").write_text(table(rows))
     return int(not all(is_exact(x) for row in rows.values() for x in row.values()))
 

@@ -12,7 +12,7 @@ from iclutils.chapters.label_anchors.answers import answers, label_loyalty
 from iclutils.chapters.label_anchors.isolation import isolate
 from iclutils.interp import attribution, clean_corrupt
 from iclutils.interp.head_scores import score_heads
-from iclutils.interp.readout import icl_score, predictions
+from iclutils.interp.readout import predictions
 from iclutils.models import TransformerBridge, load
 from iclutils.tasks import generator, topics
 from iclutils.tasks.repeated import repeated_tokens
@@ -35,7 +35,8 @@ def copying(work: Path, steps: Sequence[int]) -> Rows:
         scores = {k: v.mean(0) for k, v in score_heads(net, few.tokens, few.length).items()}
         log_probs, right = predictions(net, few.tokens)
         long = repeated_tokens(net, 32, 15, generator("icl"), times=4)
-        icl = icl_score(predictions(net, long.tokens)[0], early=10, late=50)
+        known = predictions(net, long.tokens)[0]
+        icl = known[:, 10] - known[:, 50]  # loss late minus loss early: below 0 if context helps
         return {
             "prefix": scores["prefix"].max().item(),
             "previous": scores["previous"].max().item(),

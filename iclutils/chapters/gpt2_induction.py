@@ -23,7 +23,6 @@ from ..interp.hooks import (
     Head,
     Hook,
     How,
-    ablate_rows,
     ablate_sets,
     at_positions,
     logits_under,
@@ -224,8 +223,8 @@ def losses_without(
     how: How,
 ) -> Float[Tensor, "set batch entry"]:
     """Return the loss (nats) of every next token without each set of heads, one for all rows or one
-    for each (``ablate_rows``); what is resampled comes from the row before."""
-    ways = ablate_rows(model, tokens, sets, how, tokens.roll(1, 0))
+    for each (``ablate_sets``); what is resampled comes from the row before."""
+    ways = ablate_sets(model, tokens, sets, how, tokens.roll(1, 0))
     return torch.stack([-log_prob(s, tokens) for s in logits_under(model, tokens, ways)])
 
 
@@ -239,7 +238,7 @@ def answers_without(
     ``losses_without``."""
     check_prompts(model, questions.prompts)
     tokens, at = with_answers(questions.prompts, questions.whole)
-    ways = ablate_rows(model, tokens, sets, how, tokens.roll(1, 0))
+    ways = ablate_sets(model, tokens, sets, how, tokens.roll(1, 0))
     return torch.stack([writes(s, questions.whole) for s in logits_under(model, tokens, ways, at)])
 
 

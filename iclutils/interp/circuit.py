@@ -99,7 +99,7 @@ def _writes(
         return value[:, None]
     block = blocks(model)[first.layer]
     out = einsum(value, block.out, "r p h k, h k d -> r h p d")
-    return out if block.factor == 1 else block.factor * out
+    return out if block.normed else block.after(out)
 
 
 def _hooks(
@@ -112,15 +112,15 @@ def _hooks(
     moved = corrupt.repeat(len(cut), 1, 1, 1)  # less what the run itself writes, once it does
     mask = cut.repeat_interleave(len(corrupt), 0).to(moved.dtype).mT.contiguous()
     whole: dict[int, Tensor] = {}  # what the three channels of a layer's heads are to read, at once
-    normed = {la: block for la, block in enumerate(blocks(model)) if block.norm is not None}
-    attended: dict[int, Tensor] = {}  # what the heads of a layer write together, before its norm
+    normed = {la: block for la, block in enumerate(blocks(model)) if block.normed}
+    handed: dict[int, Tensor] = {}  # z of the heads of a layer, before its norm
 
     def watch(first: Node, start: int) -> Hook:
         def subtract(value: Tensor, hook: object) -> Tensor:
             live = _writes(model, first, value)
             moved[:, start : start + live.shape[1]] -= live
             if first.kind == "head" and first.layer in normed:
-                attended[first.layer] = normed[first.layer].written(value)[:, None]
+                handed[first.layer] = value[:, None]
             return value
 
         return output_hook(first), subtract
@@ -136,7 +136,7 @@ def _hooks(
             of_heads = slice(first, first + graph.heads)
             part = mask[:, readers, of_heads] @ moved[:, of_heads].flatten(2)
             part = part.unflatten(2, moved.shape[2:])
-            some = some - part + block.change(attended[layer], part)
+            some = some - part + block.change(handed[layer], part)
         return some
 
     def replace(group: Sequence[Node], start: int, before: int) -> list[Hook]:

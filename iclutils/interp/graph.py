@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from einops import einsum
@@ -182,8 +182,7 @@ def change_of_writes(
         if kind == "head":
             block = blocks(model)[layer]
             change = einsum(change[:, :, heads], block.out[heads], "b p h k, h k d -> b p d")
-            if block.norm is not None or block.factor != 1:
-                change = block.change(block.written(cache[name]), change)
+            change = block.change(cache[name], change)
         total = change if total is None else total + change
     if total is None:
         raise IclError("Name at least one writer whose output is to change.")
@@ -201,18 +200,13 @@ def add_to_inputs(
     """
     hooks: list[Hook] = []
     for reader, change in changes.items():
-        hooks += shift_inputs(model, reader, [reader.head], as_function(change, reader))
+
+        def shift(reader: Node = reader, change: Any = change) -> Tensor:
+            value = change if isinstance(change, Tensor) else change()
+            return value[:, :, None] if reader.kind in CHANNELS else value
+
+        hooks += shift_inputs(model, reader, [reader.head], shift)
     return hooks
-
-
-def as_function(change: Tensor | Callable[[], Tensor], reader: Node) -> Callable[[], Tensor]:
-    """Wrap a change of one reader, with an axis of heads where it is one, for ``shift_inputs``."""
-
-    def ask() -> Tensor:
-        value = change if isinstance(change, Tensor) else change()
-        return value[:, :, None] if reader.kind in CHANNELS else value
-
-    return ask
 
 
 def shift_inputs(

@@ -16,10 +16,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..errors import IclError, unknown
-from ..models import TransformerBridge, check_tokens, editable, get_act_name
-from .invariants import skip_layers
+from ..models import TransformerBridge, check_tokens, get_act_name
+from .invariants import editable, skip_layers
 
 Head = tuple[int, int]
+Heads = Sequence[Head] | Sequence[Sequence[Head]]  # for all rows of a batch, or for each its own
 How = Literal["zero", "mean", "resample"]
 WAYS: dict[str, How] = {"averaged": "mean", "zeroed": "zero", "resampled": "resample"}
 Hook = tuple[str, Callable[..., Tensor]]
@@ -85,22 +86,6 @@ def logits_under(
         yield run_from(model, layer, tokens, seen[names[layer]], [*hooks, *last])[0]
 
 
-def start_above(
-    model: TransformerBridge,
-    tokens: Tokens,
-    layer: int,
-    hooks: Sequence[Hook],
-    at: Int[Tensor, "batch entry"] | None = None,
-) -> Float[Tensor, "batch entry vocab"]:
-    """Return logits under hooks of this layer and later ones, with gradients to what these put in
-    place; the layers below run without. Without gradients, use ``logits_under``."""
-    name, last = get_act_name("resid_pre", layer), [] if at is None else [at_positions(at)]
-    _, seen = run_with_hooks(model, tokens, [], [name], layer + 1)
-    with skip_layers(model, layer, seen[name]):
-        scores: Tensor = model.run_with_hooks(tokens, fwd_hooks=[*hooks, *last])
-    return scores
-
-
 def _layers(names: Iterable[str]) -> list[int]:
     """Return the lowest and highest layer whose activations are named."""
     layers = sorted(int(re.findall(r"blocks\.(\d+)\.", name)[0]) for name in names)
@@ -161,36 +146,31 @@ def ablate_heads(
 
 
 def ablate_sets(
-    model: TransformerBridge, tokens: Tokens, sets: Sequence[Sequence[Head]], how: How, other: Other
+    model: TransformerBridge, tokens: Tokens, sets: Sequence[Heads], how: How, other: Other
 ) -> list[list[Hook]]:
-    """Make hooks as ``ablate_heads`` does for each set of heads; what replaces them is read
-    once."""
-    return ablate_rows(model, tokens, [[heads] for heads in sets], how, other)
+    """Make hooks as ``ablate_heads`` does for each set of heads; what replaces them is read once.
 
-
-def ablate_rows(
-    model: TransformerBridge,
-    tokens: Tokens,
-    sets: Sequence[Sequence[Sequence[Head]]],
-    how: How,
-    other: Other,
-) -> list[list[Hook]]:
-    """Make hooks as ``ablate_sets`` does, where a set has other heads for each row of ``tokens``,
-    or one list for all: controls can be drawn for each prompt at the cost of one draw."""
-    chosen = [head_masks(model, rows) for rows in sets]
+    A set is a list of heads, or one list for each row of ``tokens``: controls can be drawn for each
+    prompt at the cost of one draw.
+    """
+    chosen = [head_masks(model, heads, len(tokens)) for heads in sets]
     names = {layer: get_act_name("z", layer) for masks in chosen for layer in masks}
     values = replacements(model, tokens, names.values(), how, other)
     return [put_heads(masks, {la: values[names[la]] for la in masks}) for masks in chosen]
 
 
 def head_masks(
-    model: TransformerBridge, rows: Sequence[Sequence[Head]]
+    model: TransformerBridge, heads: Heads, rows: int
 ) -> dict[int, Bool[Tensor, "row 1 head 1"]]:
-    """Mark by layer which heads each row has; a list of one row stands for all."""
+    """Mark by layer which heads each row has; one row stands for all where one list does."""
+    own = any(not isinstance(part, int) for each in heads for part in each)
+    lists: Any = heads if own else [heads]
+    if own and len(lists) not in (1, rows):
+        raise IclError(f"A set has heads for {len(lists)} rows, and the task has {rows}.")
     masks: dict[int, Tensor] = {}
-    for row, (layer, head) in ((row, head) for row, heads in enumerate(rows) for head in heads):
+    for row, (layer, head) in ((row, head) for row, each in enumerate(lists) for head in each):
         check_head(model, (layer, head))
-        none = torch.zeros(len(rows), 1, model.cfg.n_heads, 1, dtype=torch.bool)
+        none = torch.zeros(len(lists), 1, model.cfg.n_heads, 1, dtype=torch.bool)
         masks.setdefault(layer, none)[row, 0, head] = True
     return masks
 
@@ -239,7 +219,7 @@ def check_head(model: TransformerBridge, head: Head) -> None:
 
 
 def check_editable(model: TransformerBridge) -> None:
-    """Refuse a model whose attention can be read but not edited (see ``models.editable``)."""
+    """Refuse a model whose attention can be read but not edited (see ``editable``)."""
     if not editable(model):
         raise IclError(
             "This model shows its attention only after using it, so editing the attention, or a "

@@ -8,9 +8,10 @@ fits no known way is refused with the size of the gap: a measure is right or ref
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
@@ -27,6 +28,7 @@ from ..models.checkpoint import first_line
 TOLERANCE = 1e-4  # of the largest value: float32 rounds at 1e-7, other architectures differ by 0.1
 PROBE = 6  # tokens of a probe
 EDITED = ("attn.hook_q", "attn.hook_k", "attn.hook_v", "attn.hook_z", "mlp.hook_in", "hook_mlp_out")
+READ = ("attn.hook_in", "hook_in", "hook_attn_out", "hook_out")
 END = "ln_final.hook_in"  # what the logits read
 
 Stream = Float[Tensor, "*#lead d_model"]
@@ -97,17 +99,18 @@ class Block:
     """How one block reads the residual stream and writes to it.
 
     ``heads_read``, ``mlp_read``: the norm before them, None without one. ``parallel``: the MLP
-    reads the stream that the heads read. ``factor`` and ``norm``: what becomes of all that the
-    heads write together, ``W_O`` and bias included, before it is added to the stream.
+    reads the stream that the heads read. ``after``: what becomes of all that the heads write
+    together, ``W_O`` and bias included, before it is added to the stream: a norm if ``normed``,
+    else a factor, which is 1 for most.
     """
 
     heads_read: Norm | None
     mlp_read: Norm | None
     parallel: bool
-    factor: float
-    norm: Norm | None
     out: Float[Tensor, "head d_head d_model"]
     bias: Tensor | None
+    after: Norm = lambda stream: stream
+    normed: bool = False
 
     def written(self, z: Float[Tensor, "*#lead head d_head"]) -> Stream:
         """Return what all heads write together, before factor and norm."""
@@ -117,38 +120,35 @@ class Block:
     def share(self, z: Float[Tensor, "*#lead head d_head"], part: Stream) -> Stream:
         """Return what a part of ``written`` adds to the stream; a norm keeps the scale that it
         has with all of ``z``, so that the parts add up."""
-        if self.norm is None:
-            return part if self.factor == 1 else self.factor * part
-        return self._frozen(z).apply(part)
+        return self._frozen(self.written(z)).apply(part) if self.normed else self.after(part)
 
     def pull_back(self, z: Float[Tensor, "*#lead head d_head"], direction: Stream) -> Stream:
         """Return the direction whose product with a part of ``written`` is that of ``direction``
         with its ``share``."""
-        if self.norm is None:
-            return direction if self.factor == 1 else self.factor * direction
-        return self._frozen(z).pull_back(direction)
+        if not self.normed:
+            return self.after(direction)
+        return self._frozen(self.written(z)).pull_back(direction)
 
     @property
     def reaching(self) -> Float[Tensor, "head d_head d_model"]:
         """``W_O`` as it reaches the stream: times the factor, or the weight of the norm without its
         scale, which is one positive number for each position."""
-        if self.norm is None:
-            return self.out if self.factor == 1 else self.factor * self.out
-        frozen = freeze(self.norm, torch.ones_like(self.out[0]))
-        assert frozen is not None, "blocks has tried this norm"
-        return self.out * frozen.gain[0]
+        if not self.normed:
+            return self.after(self.out)
+        return self.out * self._frozen(torch.ones_like(self.out[0])).gain[0]
 
-    def _frozen(self, z: Tensor) -> Frozen:
-        frozen = freeze(self.norm, self.written(z)) if self.norm else None
+    def change(self, z: Float[Tensor, "*#lead head d_head"], change: Stream) -> Stream:
+        """Return by how much the stream changes when ``written`` changes from what it is with
+        ``z``: exact, since a norm is applied anew."""
+        if not self.normed:
+            return self.after(change)
+        whole = self.written(z)
+        return self.after(whole + change) - self.after(whole)
+
+    def _frozen(self, at: Stream) -> Frozen:
+        frozen = freeze(self.after, at)
         assert frozen is not None, "blocks has tried this norm"
         return frozen
-
-    def change(self, whole: Stream, change: Stream) -> Stream:
-        """Return by how much the stream changes when ``written`` changes from ``whole``: exact,
-        since a norm is applied anew."""
-        if self.norm is None:
-            return change if self.factor == 1 else self.factor * change
-        return self.norm(whole + change) - self.norm(whole)
 
 
 @once
@@ -156,27 +156,35 @@ def blocks(model: TransformerBridge) -> tuple[Block, ...]:
     """Return how each block reads and writes, or refuse the model.
 
     What reads must read what a norm makes of the stream, the parts must sum to the stream, and a
-    NaN at each hook by which parts are read or changed must reach the logits.
+    NaN at each hook by which parts are read or changed must come out again.
     """
     layers = range(model.cfg.n_layers)
-    parts = (*EDITED, "attn.hook_in", "hook_in", "hook_attn_out", "hook_out")
-    wanted = {f"blocks.{layer}.{part}" for layer in layers for part in parts} | {END}
-    if lacking := sorted(wanted - set(model.hook_dict)):
+    parts = (*EDITED, *READ)
+    names = [f"blocks.{layer}.{part}" for layer in layers for part in parts] + [END]
+    if lacking := sorted({*names} - set(model.hook_dict)):
         _refuse(model, f"it has no {lacking[0]}")
-    _, cache = cached(model, _probe(model), wanted | {get_act_name("resid_post", layers[-1])})
+    seen: dict[str, Tensor] = {}
+
+    def keep(name: str, value: Tensor, hook: object) -> None:
+        if name in seen:  # an edit there would be made twice
+            _refuse(model, f"a run passes {name} twice")
+        seen[name] = value
+
+    with torch.no_grad():
+        hooks: list[Any] = [(name, partial(keep, name)) for name in names]
+        model.run_with_hooks(_probe(model), fwd_hooks=hooks)
+    if dead := [name for name in names if name not in seen]:
+        _refuse(model, f"nothing ever passes {dead[0]}")
     every = []
     for layer in layers:
-        seen = {part: cache.cache_dict.get(f"blocks.{layer}.{part}") for part in parts}
-        if dead := [part for part, value in seen.items() if value is None]:
-            _refuse(model, f"nothing ever passes {dead[0]} of layer {layer}")
-        every.append(_wiring(model, layer, seen))
-    last = cache[get_act_name("resid_post", layers[-1])]
-    _require(model, cache[END], last, "what the final norm reads")
+        own = {part: seen[f"blocks.{layer}.{part}"] for part in parts}
+        every.append(_wiring(model, layer, own))
+    _require(model, seen[END], own["hook_out"], "what the final norm reads")
     _check_alive(model)
     return tuple(every)
 
 
-def _wiring(model: TransformerBridge, layer: int, seen: Mapping[str, Any]) -> Block:
+def _wiring(model: TransformerBridge, layer: int, seen: Mapping[str, Tensor]) -> Block:
     """Find out how one block is wired, from what passed its hooks."""
     block: Any = model.blocks[layer]
     attn, before, attended = block.attn, seen["hook_in"], seen["hook_attn_out"]
@@ -190,21 +198,21 @@ def _wiring(model: TransformerBridge, layer: int, seen: Mapping[str, Any]) -> Bl
         states = torch.einsum("bpd,hdk->bphk", seen["attn.hook_in"], weight)
         states = states if bias is None else states + bias
         _require(model, states, seen[f"attn.hook_{channel}"], f"{where}the {channel} of heads")
-    out, bias = attn.W_O, getattr(attn, "b_O", None)
-    plain = Block(heads_read, mlp_read, parallel, 1.0, None, out, bias)
-    whole = plain.written(seen["attn.hook_z"])
+    plain = Block(heads_read, mlp_read, parallel, attn.W_O, getattr(attn, "b_O", None))
+    whole, what = plain.written(seen["attn.hook_z"]), f"{where}what the heads write"
     factor = float((whole * attended).sum() / whole.square().sum())
-    norm = None
     if _gap(whole, attended) <= TOLERANCE:
-        factor = 1.0
-    elif _gap(factor * whole, attended) > TOLERANCE:
-        factor, what = 1.0, f"{where}what the heads write"
+        wired = plain
+    elif _gap(factor * whole, attended) <= TOLERANCE:
+        wired = replace(plain, after=lambda stream: factor * stream)
+    else:
         norm = _fit(model, block, whole, attended, what)
         if norm is None or freeze(norm, whole) is None:
             _refuse(model, f"{what} is changed in an unknown way", _gap(whole, attended))
+        wired = replace(plain, after=norm, normed=True)
     sum_of_parts = before + attended + seen["hook_mlp_out"]
     _require(model, sum_of_parts, seen["hook_out"], f"{where}the sum of what heads and MLP write")
-    return Block(heads_read, mlp_read, parallel, factor, norm, out, bias)
+    return wired
 
 
 def _fit(model: TransformerBridge, owner: Any, stream: Tensor, read: Tensor, what: str) -> Any:
@@ -232,54 +240,99 @@ def _norms(model: TransformerBridge, owner: Any) -> Iterator[Norm]:
 
 
 def _check_alive(model: TransformerBridge) -> None:
-    """Refuse a model in which a hook can be read, but an edit there is lost: NaN at each of them,
-    all in one pass, must change the logits (to NaN; after folding, attention becomes 0)."""
-    names = [f"blocks.{layer}.{part}" for layer in range(model.cfg.n_layers) for part in EDITED]
-    names.append(END)
+    """Refuse a model in which a hook can be read, but an edit there is lost: NaN at each of them
+    must change what its block gives (to NaN; after folding, attention becomes 0).
 
-    def spoil(row: int) -> Callable[[Tensor, object], Tensor]:
-        def spoiled(value: Tensor, hook: object) -> Tensor:
-            return value.index_fill(0, torch.tensor([row], device=value.device), torch.nan)
+    One row more has NaN in what the heads read, but queries, keys and values as they were: there
+    nothing may change. Each hook has a row of its own, and every block gives its rows back as if
+    nothing had been changed: so many rows are enough for all layers. The last stays as it is.
+    """
+    gate, end = len(EDITED), len(EDITED) + 1
+    tokens = _probe(model)[:1, :1].expand(len(EDITED) + 3, -1)
+    hooks: list[Any] = [(END, _spoil(end))]
 
-        return spoiled
+    def compare(layer: int, value: Tensor, hook: object) -> Tensor:
+        clean = value[-1:]
+        same = ((value - clean).abs() <= TOLERANCE * clean.abs().max()).flatten(1).all(1).tolist()
+        for part, dead in zip(EDITED, same, strict=False):
+            if dead:
+                name = f"blocks.{layer}.{part}"
+                _refuse(model, f"a change at {name} does not reach what the block gives")
+        if not same[gate]:
+            why = f"in layer {layer} heads read more of the stream than queries, keys and values do"
+            _refuse(model, f"{why} (a gate?)")
+        return clean.expand_as(value)
 
-    tokens = _probe(model)[:1, :1].expand(len(names) + 1, -1)  # the last row stays as it is
-    hooks: list[Any] = [(name, spoil(row)) for row, name in enumerate(names)]
+    def restore(value: Tensor, hook: object) -> Tensor:
+        return value.index_copy(0, torch.tensor([gate], device=value.device), value[-1:])
+
+    for layer in range(model.cfg.n_layers):
+        block = f"blocks.{layer}."
+        hooks += [(f"{block}{part}", _spoil(row)) for row, part in enumerate(EDITED)]
+        hooks += [
+            (f"{block}attn.hook_in", _spoil(gate)),
+            (f"{block}hook_out", partial(compare, layer)),
+        ]
+        hooks += [(f"{block}attn.hook_{channel}", restore) for channel in "qkv"]
     with torch.no_grad():
-        *changed, clean = model.run_with_hooks(tokens, fwd_hooks=hooks)
-    for name, row in zip(names, changed, strict=True):
-        if bool(((row - clean).abs() <= TOLERANCE * clean.abs().max()).all()):
-            _refuse(model, f"a change at {name} does not reach its logits")
+        *same, changed, clean = model.run_with_hooks(tokens, fwd_hooks=hooks)
+    if not _gap(torch.stack(same), clean.expand(len(same), -1, -1)) <= TOLERANCE:
+        _refuse(model, "a change at what a block gives does not reach its logits")
+    if _gap(changed, clean) <= TOLERANCE:
+        _refuse(model, f"a change at {END} does not reach its logits")
+
+
+def _spoil(row: int | None = None) -> Callable[[Tensor, object], Tensor]:
+    """Make a hook that puts NaN in one row of a batch, or in all."""
+
+    def spoil(value: Tensor, hook: object) -> Tensor:
+        rows = range(len(value)) if row is None else [row]
+        return value.index_fill(0, torch.tensor(rows, device=value.device), torch.nan)
+
+    return spoil
 
 
 @once
-def logit_factor(model: TransformerBridge) -> float:
-    """Return the factor between what the unembedding gives and the logits (Cohere, Granite), 1 for
-    most. Refuses a model whose logits are not linear in what the final norm gives, as under a soft
-    cap (Gemma-2): there no part of a logit is due to one head."""
+def editable(model: TransformerBridge) -> bool:
+    """Tell whether an edit of attention patterns, or of the scores before them, changes the output.
+
+    Some architectures (GPT-J, GPT-Neo, OPT) compute attention on their own, and TransformerLens
+    shows it afterwards. Measured at layer 0: NaN put in must come out.
+    """
+    patterns: list[Tensor] = []
+
+    def keep(value: Tensor, hook: object) -> Tensor:
+        patterns.append(value)
+        return value
+
+    tokens = torch.zeros(1, 2, dtype=torch.long, device=model.cfg.device)
+    scores, pattern = (f"blocks.0.attn.hook_{part}" for part in ("attn_scores", "pattern"))
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the edits that are lost
+        model.run_with_hooks(tokens, fwd_hooks=[(scores, _spoil()), (pattern, keep)])
+        out = model.run_with_hooks(tokens, fwd_hooks=[(pattern, _spoil())])
+    no_rows = not bool(patterns[0].sum() > 0)  # NaN or, after folding, 0
+    return no_rows and bool(out.isnan().any())
+
+
+@once
+def _unembedding(model: TransformerBridge) -> tuple[Norm, float]:
+    """Return the norm before the unembedding, and the factor between what the unembedding gives and
+    the logits (Cohere, Granite), 1 for most. Refuses a model whose logits are not linear in what
+    this norm gives, as under a soft cap (Gemma-2): there no part of a logit is due to one head."""
     names = [get_act_name("resid_post", model.cfg.n_layers - 1), "unembed.hook_in"]
     said, cache = cached(model, _probe(model), names)
-    end, normal = cache[names[0]], cache[names[1]]
-    if freeze(final_norm(model), end) is None:
+    end, normal = (cache[name] for name in names)
+    norm = _fit(model, model, end, normal, "what the unembedding reads") or (lambda stream: stream)
+    if freeze(norm, end) is None:
         _refuse(model, "its final norm is neither LayerNorm nor RMSNorm")
     plain = normal @ model.W_U + model.b_U
     if _gap(plain, said) <= TOLERANCE:
-        return 1.0
+        return norm, 1.0
     factor = float((plain * said).sum() / plain.square().sum())
-    gap = _gap(factor * plain, said)
-    if gap > TOLERANCE:
+    if (gap := _gap(factor * plain, said)) > TOLERANCE:
         _refuse(model, "its logits are not linear in the last state (a soft cap?)", gap)
-    return factor
-
-
-@once
-def final_norm(model: TransformerBridge) -> Norm:
-    """Return the norm before the unembedding; refuse a model in which something else is there."""
-    names = [get_act_name("resid_post", model.cfg.n_layers - 1), "unembed.hook_in"]
-    _, cache = cached(model, _probe(model), names)
-    end, normal = (cache[name] for name in names)
-    norm = _fit(model, model, end, normal, "what the unembedding reads")
-    return norm if norm is not None else lambda stream: stream
+    return norm, factor
 
 
 def toward(
@@ -291,23 +344,19 @@ def toward(
     that part adds to a logit directly; ``direction`` is the logit's column of ``W_U``, or a
     difference of columns. The final norm keeps the scale that it has at ``end``, the last stream
     of the run."""
-    factor, frozen = logit_factor(model), freeze(final_norm(model), end)
-    assert frozen is not None, "logit_factor has tried this norm"
+    norm, factor = _unembedding(model)
+    frozen = freeze(norm, end)
+    assert frozen is not None, "_unembedding has tried this norm"
     before = frozen.pull_back(direction)
     return before if factor == 1 else factor * before
 
 
-@contextmanager
 def skip_layers(
     model: TransformerBridge, layers: int, start: Float[Tensor, "batch pos d_model"]
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Let no block below a layer compute anything: they hand on ``start``. Refuses a model in which
     a run that goes on so is not the whole run."""
-    if layers:
-        with _handing_on(model, layers, (start,) if _gives_tuples(model) else start):
-            yield
-    else:
-        yield
+    return _handing_on(model, layers, (start,) if layers and _gives_tuples(model) else start)
 
 
 @contextmanager

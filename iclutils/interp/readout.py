@@ -119,14 +119,3 @@ def predictions(
     """Return log p (nats) of every next token, and whether it is the most probable one."""
     scores = logits(model, tokens)
     return log_prob(scores, tokens), scores[:, :-1].argmax(-1) == tokens[:, 1:]
-
-
-def icl_score(
-    log_probs: Float[Tensor, "batch entry"], early: int, late: int
-) -> Float[Tensor, "batch"]:
-    """Return the in-context-learning score: loss at entry ``late`` minus loss at entry ``early``,
-    in nats.
-
-    Negative when context helps. Olsson et al. 2022 take the 50th and 500th token of texts.
-    """
-    return log_probs[:, early] - log_probs[:, late]

@@ -28,9 +28,9 @@ from ..errors import IclError
 from ..models import TransformerBridge, get_act_name
 from .clean_corrupt import CleanCorrupt
 from .head_scores import same_layers
-from .hooks import Head, activations, head_masks, logits_under, put_heads, start_above
+from .hooks import Head, Heads, activations, at_positions, head_masks, logits_under, put_heads
+from .invariants import skip_layers
 
-Heads = Sequence[Head]
 DRAWS = 20  # of other heads of the same layers, dealt over the prompts
 
 
@@ -82,7 +82,7 @@ def outputs_on(
 
 def least_harm(
     model: TransformerBridge,
-    cases: Sequence[tuple[CleanCorrupt, Heads]],
+    cases: Sequence[tuple[CleanCorrupt, Sequence[Head]]],
     start: Replacement,
     steps: int,
     rate: float = 0.03,
@@ -95,9 +95,12 @@ def least_harm(
     descent = torch.optim.Adam([values], lr=rate)
     for step in range(steps):
         task, heads = cases[step % len(cases)]
-        hooks = put_heads(head_masks(model, [heads]), dict(enumerate(values)))
+        hooks = put_heads(head_masks(model, heads, len(task)), dict(enumerate(values)))
         layer = min(layer for layer, _ in heads)
-        logits = start_above(model, task.clean, layer, hooks, task.at)[:, 0]
+        (below,) = activations(model, task.clean, [get_act_name("resid_pre", layer)]).values()
+        with skip_layers(model, layer, below):
+            every = [*hooks, at_positions(task.at)]
+            logits = model.run_with_hooks(task.clean, fwd_hooks=every)[:, 0]
         loss = -logits.log_softmax(-1).gather(-1, task.answer).mean()
         (values.grad,) = torch.autograd.grad(loss, [values])
         descent.step()
@@ -109,7 +112,7 @@ def least_harm(
 def without(
     model: TransformerBridge,
     task: CleanCorrupt,
-    sets: Sequence[Heads | Sequence[Heads]],
+    sets: Sequence[Heads],
     replacement: Replacement,
 ) -> Outcome:
     """Return what is left of the answer without each set of heads, at the one scored entry.
@@ -117,10 +120,11 @@ def without(
     A set is a list of heads, or one list for each row of the task, as ``dealt`` makes them: twenty
     controls then cost what one costs. Layers below the first head of a set run once for all sets.
     """
-    rows = [_by_row(heads, len(task)) for heads in sets]
-    ways = [put_heads(head_masks(model, each), replacement.by_layer) for each in rows]
+    masks = [head_masks(model, heads, len(task)) for heads in sets]
+    ways = [put_heads(each, replacement.by_layer) for each in masks]
     logits = logits_under(model, task.clean, ways, task.at)
-    return _joined([outcome(task, each[:, 0]) for each in logits])
+    left = [outcome(task, each[:, 0]) for each in logits]
+    return Outcome(*map(torch.stack, zip(*left, strict=True)))
 
 
 def outcome(task: CleanCorrupt, logits: Float[Tensor, "batch vocab"]) -> Outcome:
@@ -143,7 +147,7 @@ def lead(
 
 def dealt(
     heads: Iterable[Head], width: int, rows: int, generator: Generator, draws: int = DRAWS
-) -> list[Heads]:
+) -> list[Sequence[Head]]:
     """Return the control of a set for each row: of so many draws of as many other heads of the same
     layers (``width`` in a layer), row i has number i modulo ``draws``."""
     drawn = same_layers(heads, width, draws, generator)
@@ -163,14 +167,6 @@ def caption(heads: str, replacements: Iterable[Replacement], control: bool = Tru
     return text
 
 
-def _by_row(heads: Heads | Sequence[Heads], rows: int) -> Sequence[Heads]:
-    """Return a list of heads for each row."""
-    own = bool(heads) and not isinstance(heads[0], tuple)
-    if own and len(heads) != rows:
-        raise IclError(f"A set has heads for {len(heads)} rows, and the task has {rows}.")
-    return heads if own else [heads] * rows  # type: ignore[return-value, list-item]
-
-
 def _outputs(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
 ) -> dict[int, Float[Tensor, "batch pos head d_head"]]:
@@ -178,8 +174,3 @@ def _outputs(
     names = [get_act_name("z", layer) for layer in range(model.cfg.n_layers)]
     seen = activations(model, tokens, names)
     return {layer: seen[name] for layer, name in enumerate(names)}
-
-
-def _joined(outcomes: Iterable[Outcome]) -> Outcome:
-    """Stack the outcomes of several sets: (set, batch)."""
-    return Outcome(*map(torch.stack, zip(*outcomes, strict=True)))

@@ -16,8 +16,6 @@ from torch import Generator, Tensor
 
 from ..errors import IclError
 
-MAD = 1.4826  # of a normal distribution: its standard deviation over its median absolute deviation
-
 
 def mean_se(values: Float[Tensor, "sample"]) -> tuple[float, float]:
     """Return mean and standard error over independent samples (0 of a single one)."""

@@ -13,7 +13,6 @@ from .language import (
     cached,
     check_tokens,
     edit_weights,
-    editable,
     encode,
     kind,
     load,

@@ -1,7 +1,7 @@
 """Language models: one way in, whatever their source.
 
 ``load`` gives a TransformerLens ``TransformerBridge`` in float32, eager attention, frozen, whose
-activations can be read and, where ``editable`` says so, edited, under TransformerLens' hook names.
+activations can be read, and edited where the model uses them, under TransformerLens' hook names.
 Every head has a query, key and value of its own (``checkpoint.write_out``).
 """
 
@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import inspect
 import re
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import psutil
 import torch
@@ -48,7 +46,6 @@ Tokens = PreTrainedTokenizerBase | Literal["numbers"] | None
 CACHE_ROUNDING = 1e-2  # of the largest logit: float32 gives 1e-6 to 1e-4, an empty cache .1 to 1
 ROUNDING = 1e-4  # of the largest log-probability: float32 gives 1e-6, another network 1e-3 to 1
 PROBE, SHORT_WINDOW = 8, 64  # tokens that a loaded network is compared on, beyond a short window
-_EDITABLE: WeakKeyDictionary[TransformerBridge, bool] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -418,33 +415,6 @@ def token_ids(model: TransformerBridge) -> Int[Tensor, "token"]:
     if model.tokenizer is None:
         return torch.arange(size)
     return torch.tensor(sorted({i for i in model.tokenizer.get_vocab().values() if i < size}))
-
-
-def editable(model: TransformerBridge) -> bool:
-    """Tell whether an edit of attention patterns, or of the scores before them, changes the output.
-
-    Some architectures (GPT-J, GPT-Neo, OPT) compute attention on their own, and TransformerLens
-    shows it afterwards. Measured once for each model, at layer 0: NaN put in must come out.
-    """
-    if model not in _EDITABLE:
-        patterns: list[Tensor] = []
-
-        def spoil(value: Tensor, hook: object) -> Tensor:
-            return torch.full_like(value, torch.nan)
-
-        def keep(value: Tensor, hook: object) -> Tensor:
-            patterns.append(value)
-            return value
-
-        tokens = torch.zeros(1, 2, dtype=torch.long, device=model.cfg.device)
-        scores, pattern = (f"blocks.0.attn.hook_{part}" for part in ("attn_scores", "pattern"))
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the edits that are lost
-            model.run_with_hooks(tokens, fwd_hooks=[(scores, spoil), (pattern, keep)])
-            out = model.run_with_hooks(tokens, fwd_hooks=[(pattern, spoil)])
-        no_rows = not bool(patterns[0].sum() > 0)  # NaN or, after folding, 0
-        _EDITABLE[model] = no_rows and bool(out.isnan().any())
-    return _EDITABLE[model]
 
 
 def check_tokens(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> None:

@@ -1,4 +1,4 @@
-"""Estimated effects of edges: integrals between both ends; float64 is in ``test_grouped``."""
+"""Estimated effects of edges: integrals between both ends; see also ``test_invariants``."""
 
 from dataclasses import replace
 

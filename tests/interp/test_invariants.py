@@ -1,5 +1,5 @@
-"""What holds of every task, however it scores, in all that removes, patches or estimates, on every
-architecture that can be edited; a new kind of task is among them without a change here."""
+"""What holds of every task, however it scores, in all that removes, patches or estimates, on many
+architectures; a new kind of task is among them without a change here."""
 
 from dataclasses import replace
 from functools import partial
@@ -14,12 +14,17 @@ from iclutils import models
 from iclutils.chapters.every_lens import question
 from iclutils.interp import attribution, circuit, patching
 from iclutils.interp.clean_corrupt import CleanCorrupt, baselines
-from iclutils.interp.graph import Node, of
+from iclutils.interp.graph import Node, add_to_inputs, change_of_writes, of, output_hook
+from iclutils.interp.hooks import at_positions
+from iclutils.interp.invariants import blocks
+from tools import architectures
 
 assert question  # it has a task of its own
 TASKS = [CleanCorrupt, *CleanCorrupt.__subclasses__()]
 pytestmark = pytest.mark.slow
-SAVED = {  # other architectures, one property at a time: ``test_architectures``
+CASES = ("Gemma-2", "Granite", "Phi", "BLOOM", "Falcon, ALiBi", "EXAONE-4", "StableLM, qk-norm")
+SAVED = {  # beside transformers alone: ``tests/models/test_architectures.py``
+    **{case: partial(architectures.save, case) for case in CASES},
     "folded": save_gpt2,
     "one layer": partial(save_gpt2, n_layer=1, n_head=1),
     "scaled": partial(save_gpt2, scale_attn_by_inverse_layer_idx=True),
@@ -184,7 +189,27 @@ def test_chunks_give_what_one_pass_gives(model, task, generator):
             close(values, expected[name])
 
 
+# Would catch gradients of a group where those of one head are meant, and those of another reader.
+@each(1)
+def test_the_slope_of_an_edge_is_how_fast_the_score_is_lost(model, task, generator):
+    graph = of(model)
+    _, edges = parts(graph, generator)
+    index = tuple(zip(*map(graph.index, edges), strict=True))
+    names = {*map(output_hook, graph.writers)}
+    runs = [models.cached(model, tokens, names)[1] for tokens in (task.clean, task.corrupt)]
+    slopes = []
+    for writer, reader in edges:
+        share = torch.zeros(len(task), 1, 1, requires_grad=True)
+        change = share * change_of_writes(model, *runs, [writer])
+        hooks = [*add_to_inputs(model, {reader: change}), at_positions(task.at)]
+        score = task.score(model.run_with_hooks(task.clean, fwd_hooks=hooks))
+        slopes.append(-torch.autograd.grad(score.sum(), share)[0][:, 0, 0])
+    close(attribution.edge_attribution(model, task)[index], torch.stack(slopes))
+
+
 @each(2)
 def test_the_slope_of_a_node_is_that_of_its_edges(model, task, generator):
+    if any(block.normed for block in blocks(model)):
+        return  # what the heads write changes less than their outputs, or more
     edges = attribution.edge_attribution(model, task, 2).sum(1)[1:]
     close(attribution.node_attribution(model, task, 2), edges)

@@ -1,4 +1,4 @@
-"""Patches against hooked passes; see also ``test_invariants``, and float64 in ``test_grouped``."""
+"""Patches against hooked passes; see also ``test_invariants`` and ``test_architectures``."""
 
 import pytest
 import torch

@@ -23,8 +23,6 @@ def test_predictions_are_those_of_cross_entropy(gpt2):
     loss = functional.cross_entropy(scores[:, :-1].flatten(0, 1), x[:, 1:].flatten())
     assert -log_p.mean().item() == pytest.approx(loss.item(), rel=1e-5)
     assert torch.equal(right, scores[:, :-1].argmax(-1) == x[:, 1:])
-    late, early = -log_p[:, 9], -log_p[:, 2]
-    torch.testing.assert_close(readout.icl_score(log_p, early=2, late=9), late - early)
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=20))

@@ -1,7 +1,5 @@
 """Weight scores against dense matrices in float64, which the package never forms."""
 
-import math
-
 import pytest
 import torch
 from tiny import save_gpt2, save_grouped
@@ -86,22 +84,22 @@ def test_pairs_go_upwards(gpt2):
     assert all(a[0] < b[0] for a, b in pairs)
 
 
+def turn(size, distance):
+    """The matrix between a query and a key so many tokens before it: halves paired."""
+    angle = distance * 10_000.0 ** (-torch.arange(0, size, 2).double() / size)
+    cos, sin = angle.cos().diag(), angle.sin().diag()
+    return torch.cat([torch.cat([cos, -sin], 0), torch.cat([sin, cos], 0)], 1)
+
+
 @pytest.mark.parametrize("kind", ["Q", "K"])
 def test_composition_under_rotary_positions_turns_queries_and_keys(kind, tmp_path):
     """Scores of one head on two tokens, read off the model, give its W_QK at that distance."""
     save_grouped(tmp_path)
     model, distance = models.load(tmp_path), 5
     scores = weights.composition_scores(model, kind, distance)
-    size = model.cfg.d_head
-    angle = distance * 10_000.0 ** (-torch.arange(0, size, 2).double() / size)
-    turn = torch.zeros(size, size, dtype=torch.double)
-    for i, a in enumerate(angle.tolist()):  # halves paired; the query is the later of the two
-        j = i + size // 2
-        turn[i, i] = turn[j, j] = math.cos(a)
-        turn[i, j], turn[j, i] = math.sin(a), -math.sin(a)
     q, k = (w[2, 3].double() for w in (model.W_Q, model.W_K))
     ov = (model.W_V[0, 1] @ model.W_O[0, 1]).double()
-    qk = q @ turn @ k.T
+    qk = q @ turn(model.cfg.d_head, distance) @ k.T
     read = qk if kind == "Q" else qk.T
     expected = (ov @ read).norm() / (ov.norm() * read.norm())
     assert scores[0, 1, 2, 3].item() == pytest.approx(expected.item(), rel=1e-4)

@@ -136,20 +136,6 @@ def test_a_name_is_a_name_and_a_folder_a_path(tmp_path, monkeypatch):
         models.load("gpt2")
 
 
-def test_networks_without_a_folded_twin_are_refused_and_sinks_keep_their_share(tmp_path):
-    tokens = torch.arange(1, 13)[None]
-    network = save_case("GPT-OSS", tmp_path / "sinks")
-    with torch.no_grad():
-        expected = network(tokens).logits.log_softmax(-1)
-    got = models.logits(models.load(tmp_path / "sinks", fold=True), tokens).log_softmax(-1)
-    torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
-    for name, message in (("BitNet", "cannot fold the norms"), ("Falcon-H1", "another network")):
-        save_case(name, tmp_path / name)
-        with pytest.raises(IclError, match=f"{message}.*Load it with fold=False"):
-            models.load(tmp_path / name, fold=True)
-        assert models.load(tmp_path / name).cfg.n_layers == 2
-
-
 @pytest.mark.parametrize(
     ("vocab", "named", "token"),
     [(200, 50256, None), (200, 7, 7), (60, None, None)],

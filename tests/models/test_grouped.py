@@ -1,6 +1,6 @@
 """Heads that share keys and values: one head apart, as edits and weights see it.
 
-What they write and read, and the edges between, is in tests/interp/test_architectures.py.
+That the network is the same, and the edges between its heads, is in ``test_architectures``.
 """
 
 import pytest
@@ -13,6 +13,7 @@ from iclutils.interp import weights
 
 
 def test_edits_and_twins(tmp_path):
+    """Catches an edit, or a twin with random weights, of the network after it was written out."""
     save_grouped(tmp_path)
     seen = []
 
@@ -22,6 +23,7 @@ def test_edits_and_twins(tmp_path):
 
     edited = models.edit_weights(tmp_path, edit)
     assert seen == [(16, 24)], "an edit is of the published network"
+    assert edited.W_K.shape == edited.W_Q.shape == (3, 4, 24, 8)
     assert edited.W_K[0, :2].any()
     assert not edited.W_K[0, 2:].any()
     twin = models.random_init(tmp_path, 0)
@@ -47,3 +49,10 @@ def test_qk_matching_at_a_distance(tmp_path, kind, distance):
     expected = [(matches.argmax(axis) == own).double().mean().item() for axis in (1, 0)]
     found = weights.qk_matching(models.load(tmp_path), (0, 1), (2, 3), distance)
     assert found == pytest.approx(tuple(expected), abs=1e-6)
+
+
+def test_folded_weights_hold_the_norm(tmp_path):
+    layer = save_grouped(tmp_path).model.layers[1]
+    folded = models.load(tmp_path, fold=True)
+    expected = layer.input_layernorm.weight[:, None] * layer.self_attn.k_proj.weight[8:].T
+    torch.testing.assert_close(folded.W_K[1, 3], expected.detach())

@@ -61,25 +61,10 @@ centred = normed - normed.mean(0)
 core = (value @ (MODEL.model.embed_tokens.weight.T @ centred) @ out).double()
 eigen = torch.linalg.eigvals(core)
 
-# how much of what the induction head's keys read the other head can write, and which keys match
-FIRST_GROUP = slice(FIRST[1] // 3 * 64, FIRST[1] // 3 * 64 + 64)
-early = BLOCKS[FIRST[0]].self_attn
-moves = (
-    early.o_proj.weight[:, FIRST[1] * 64 : FIRST[1] * 64 + 64] @ early.v_proj.weight[FIRST_GROUP]
-)
-asks = attn.q_proj.weight[head * 64 : head * 64 + 64].T @ attn.k_proj.weight[group]
-composed = (asks @ moves).norm() / (asks.norm() * moves.norm())
-embedding = MODEL.model.embed_tokens.weight[:300]
-matches = embedding @ asks @ moves @ embedding.T
-own = torch.arange(len(embedding))
-
 row = tokens[0]
 fill = copies(1, LENGTH, 3)[0, 1 : len(row) - 1]
 blank = torch.cat([row[:1], fill])
 ends = [run(x[None])[0][0, -1].log_softmax(-1)[row[-1]] for x in (row[:-1], blank)]
-
-swapped = {("mlp", 10): lambda x: x.index_copy(1, torch.tensor([20]), x[:, [5]])}
-moved = after(swapped)[0]
 
 given = {"tokens": tokens, "other": other, "length": LENGTH, "heads": [list(h) for h in SET]}
 given |= {"fill": fill}
@@ -102,13 +87,6 @@ values = {
     "share of the matching lost with the path": (
         (matching(weights["prefix"]) - matching(patched)) / matching(weights["prefix"]).mean()
     ),
-    "K-composition of 16.0 and 18.6": composed.item(),
-    "tokens whose best key and query are their own": [
-        (matches.argmax(axis) == own).float().mean().item() for axis in (1, 0)
-    ],
     "sum of Shapley values": (ends[0] - ends[1]).item(),
-    "log p when MLP 10 at 20 becomes that at 5": (
-        losses(logits)[0, [20, 25]] - losses(moved)[0, [20, 25]]
-    ),
 }
 write(__file__, given, values)

@@ -11,10 +11,12 @@ from iclutils.chapters.gradient_step.alignment import (
     alignment,
     answers,
     half_mse,
+    off_pattern,
     own_contexts,
     products,
     repetitions,
     responses,
+    step_matrix,
     under_shift,
 )
 from iclutils.chapters.gradient_step.construction import construct
@@ -117,3 +119,19 @@ def test_products_are_what_a_layer_does():
     kq, pv = (part.numpy() for part in products(network))
     expected = np.einsum("mbjc,mhcd,mbid,mbie,mhef->mbjf", e, kq, e[:, :, :5], e[:, :, :5], pv)
     np.testing.assert_allclose(after, e + expected, rtol=1e-9, atol=1e-9)
+
+
+def test_the_matrix_of_a_step_and_what_is_off_its_pattern():
+    """The nearest multiple of the pattern, by least squares; a step of GD has 0.2 I."""
+    network, off = random(Shape(3, 5, heads=2)), []
+    for matrices, pattern in zip(products(network), ([1, 1, 1, 0], [0, 0, 0, 1]), strict=True):
+        pattern = torch.tensor(pattern).double().diag()
+        scale = (matrices * pattern).sum((-2, -1), keepdim=True) / pattern.sum()
+        left = (matrices - scale * pattern).square().sum((-2, -1))
+        off.append(left / matrices.square().sum((-2, -1)))
+    torch.testing.assert_close(off_pattern(network), tuple(off), **TIGHT)
+    made = construct(Shape(3, 5), [0.2], dtype=torch.float64)
+    torch.testing.assert_close(step_matrix(made)[0], 0.2 * torch.eye(3).double(), **TIGHT)
+    kq, pv = products(network)
+    parts = [-5 * pv[:, h, 3, 3, None, None] * kq[:, h, :3, :3] for h in range(2)]
+    torch.testing.assert_close(step_matrix(network), parts[0] + parts[1], **TIGHT)
