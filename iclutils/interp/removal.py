@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -99,7 +99,7 @@ def least_harm(
         layer = min(layer for layer, _ in heads)
         (below,) = activations(model, task.clean, [get_act_name("resid_pre", layer)]).values()
         with skip_layers(model, layer, below):
-            every = [*hooks, at_positions(task.at)]
+            every: list[Any] = [*hooks, at_positions(task.at)]
             logits = model.run_with_hooks(task.clean, fwd_hooks=every)[:, 0]
         loss = -logits.log_softmax(-1).gather(-1, task.answer).mean()
         (values.grad,) = torch.autograd.grad(loss, [values])
