@@ -30,7 +30,7 @@ from iclutils.files import read_json
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 LONGEST = 8  # statements
 MOST = 6  # names that a run of statements reads
-SECONDS = 0.05  # of the processor's for one statement, or three times what the solution takes
+SECONDS = 0.05  # of the processor's for one statement, or twice what the solution takes
 DRAWS = "iclutils.plots", "matplotlib", "training"  # no answer comes from them
 VALUES = (ast.BinOp, ast.Call, ast.UnaryOp, ast.Subscript, ast.List, ast.Tuple, ast.ListComp)
 Names = dict[str, Any]
@@ -190,11 +190,11 @@ def answers(homework: str, part: checks.Part, notebook: Path) -> set[str]:
     """Return the lines of a chapter that answer one part."""
     truth, _ = checks.truth(checks.table(homework), part.name)
     calls: list[tuple[Any, ...]] = []
-    begun = time.process_time()
     expected = part.expected(lambda *inputs: calls.append(inputs) or truth(*inputs), {}, 0)
-    seconds = max(SECONDS, 3 * (time.process_time() - begun))
-    inputs, space, found = calls[0], known(notebook), set[str]()
+    inputs, found, begun = calls[0], set[str](), time.process_time()
     has, right = [{*dir(each)} for each in inputs], sizes(truth(*inputs))
+    seconds = max(SECONDS, 2 * (time.process_time() - begun))
+    space = {"__builtins__": vars(builtins) | known(notebook)}
 
     def walk(before: list[Step], then: dict[str, Step], names: Names, of: dict[str, int]) -> None:
         """Go on after some statements with what they have bound; ``of`` says which of the inputs
