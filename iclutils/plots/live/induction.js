@@ -143,11 +143,12 @@
 
     // The sequence: each letter, and below it what the network says comes next
     function strip({ tokens, n, guesses, asked, at, pattern }) {
+      const half = (n + 1) / 2, again = tokens.slice(half).every((t, i) => t === tokens[i + 1]); // where a second copy begins, and if
       const cells = tokens.map((t, i) => {
         const known = asked.includes(i), hit = i + 1 < n && guesses[i] === tokens[i + 1];
         const guess = nameOf(guesses[i]), look = i <= at ? pattern[at * n + i] : 0;
         const mark = known ? (hit ? " ✓" : " ✗") : "";
-        return `<span class="live-cell${i === at ? " live-here" : ""}${known ? (hit ? " live-right" : " live-wrong") : ""}" data-pick='{"place":${i}}'>` +
+        return `${again && i === half ? `<span class="live-break"></span>` : ""}<span class="live-cell${i === at ? " live-here" : ""}${known ? (hit ? " live-right" : " live-wrong") : ""}" data-pick='{"place":${i}}'>` +
           `<b style="--look:${look.toFixed(2)}">${Live.escaped(nameOf(t))}</b><i>${guess === "other" ? "?" : Live.escaped(guess)}${mark}</i></span>`;
       });
       return `<div class="live-strip" aria-hidden="true">${cells.join("")}</div>`;
