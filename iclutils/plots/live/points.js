@@ -41,7 +41,8 @@
     const other = linear(weights[state.other], grid).map((v) => v / state.scale);
     const best = { ridge: nearest(Algorithms.ridge, RATES), step: nearest(Algorithms.step, RATES) };
     const root = (list) => Math.sqrt(list.reduce((sum, v) => sum + v * v, 0) / list.length);
-    const grown = (state.scale * root(asked)) / root(Regressor.field(net, xs, ys.map((y) => y / state.scale), drawn));
+    const times = (scale) => root(Regressor.field(net, xs, ys.map((y) => (y * scale) / state.scale), drawn));
+    const grown = state.scale < 10 ? null : times(10) / times(1); // by labels ten times as large
     const ols = linear(weights.ols, drawn), size = (asked.reduce((sum, v, i) => sum + v * ols[i], 0) * state.scale) / ols.reduce((sum, v) => sum + v * v, 0);
     return { field, other, away, best, size, grown };
   }
@@ -74,8 +75,8 @@
       asks: "Make all labels ten times as large. The answers of least squares then grow ten times. And those of the network?",
       choices: ["ten times as well", "less than eight times", "more than twelve times"],
       deed: "Now move “Labels times” to 10.",
-      answer: (s, m) => (s.scale !== 10 ? null
-        : [m.grown < 8 ? 1 : m.grown > 12 ? 2 : 0, `The network's answers grow ${m.grown.toFixed(1)} times; those of least squares grow ten times.`]),
+      answer: (s, m) => (s.scale < 10 ? null
+        : [m.grown < 8 ? 1 : m.grown > 12 ? 2 : 0, `With ten times the labels the network's answers grow ${m.grown.toFixed(1)} times; those of least squares grow ten times.`]),
     },
 
     fields(state) {
@@ -84,8 +85,8 @@
         { kind: "range", name: "scale", label: "Labels times", min: 1, max: 20, said: String },
         { kind: "radios", name: "other", label: "Compare with", options: Object.entries(NAMES) },
         { kind: "range", more: true, name: "count", label: "Pairs", min: 1, max: MOST, said: String },
-        { kind: "range", more: true, name: "penalty", label: "Ridge: penalty λ", min: 0.05, max: 5, step: 0.05, said: (v) => Number(v).toFixed(2) },
-        { kind: "range", more: true, name: "rate", label: "One step: rate η", min: 0.05, max: 2, step: 0.05, said: (v) => Number(v).toFixed(2) },
+        { kind: "range", more: true, name: "penalty", label: "Ridge: penalty λ on large weights", min: 0.05, max: 5, step: 0.05, said: (v) => Number(v).toFixed(2) },
+        { kind: "range", more: true, name: "rate", label: "One step: rate", min: 0.05, max: 2, step: 0.05, said: (v) => Number(v).toFixed(2) },
         { kind: "radios", more: true, name: "point", label: "Point to move (or drag it)", options: Array.from({ length: state.count }, (_, k) => [String(k + 1), `${k + 1}`]) },
         coordinate("a", "x, across", EDGE), coordinate("b", "x, up", EDGE), coordinate("y", "label y", 4),
       ];
@@ -103,21 +104,21 @@
       const per = state.scale === 1 ? "" : `, divided by ${state.scale}`;
       const view = `<div class="live-row-of live-three">${plane("The network", m.field, state, most)}${plane(NAMES[state.other][0].toUpperCase() + NAMES[state.other].slice(1), m.other, state, most)}` +
         `${plane("The network minus it", gap, state, most)}</div>` +
-        `<p class="live-note">Blue: above 0; brown or amber: below; strongest: ${most.toFixed(1)} or more${per}. White circles: the pairs, with their labels${state.scale === 1 ? "" : ` before they are multiplied by ${state.scale}`}. The numbers are root mean squares over queries drawn as in training${per}.</p>`;
-      const settings = { ols: "no penalty", ridge: `λ = ${Number(state.penalty).toFixed(2)}; at best ${m.best.ridge.toFixed(2)}`, step: `η = ${Number(state.rate).toFixed(2)}; at best ${m.best.step.toFixed(2)}` };
-      const numbers = Object.entries(NAMES).map(([key, name]) => [`network from ${name}`, m.away[key].toFixed(2), settings[key] + per.replace("divided by", "÷")]);
+        `<p class="live-note">Blue: above 0; the other colour: below; strongest: ${most.toFixed(1)} or more${per}. White circles: the pairs, with their labels${state.scale === 1 ? "" : ` before they are multiplied by ${state.scale}`}. Distance: root mean square difference of two answers, over new places drawn as in training${per}.</p>`;
+      const settings = { ols: "no penalty", ridge: `λ = ${Number(state.penalty).toFixed(2)}; with the best λ: ${m.best.ridge.toFixed(2)}`, step: `rate ${Number(state.rate).toFixed(2)}; with the best rate: ${m.best.step.toFixed(2)}` };
+      const numbers = Object.entries(NAMES).map(([key, name]) => [`distance to ${name}`, m.away[key].toFixed(2), settings[key] + per.replace("divided by", "÷")]);
       const said = `The network is ${rows.map(([key, value]) => `${value.toFixed(2)} from ${NAMES[key]}`).join(", ")}${per}.`;
       return { numbers, view, said, ...m };
     },
 
     tasks: [
-      { text: "Where does the network leave the algorithm? Raise “Labels times” until it is more than 0.3 from least squares, and more than 0.2 from ridge with the penalty that is nearest (“at best”).",
+      { text: "Where does the network leave the algorithm? Raise “Labels times” until it is more than 0.3 from least squares, and more than 0.2 from ridge “with the best λ”.",
         seen: [(s, m) => s.count > 2 && s.scale > 1 && m.away.ols > 0.3 && m.best.ridge > 0.2],
         found: (s, m) => `at ${s.scale} times the labels it is ${m.away.ols.toFixed(2)} from least squares, and ${m.best.ridge.toFixed(2)} from ridge at its best penalty. Its answers are ${Math.round(100 * m.size)} % as large as those of least squares.` },
       { text: "Make the network prefer ridge: take two pairs, drag them close to each other, and give them different labels, so that least squares is steep. Bring the network at least 0.3 nearer to ridge than to least squares.",
         seen: [(s, m) => s.scale === 1 && m.away.ridge < m.away.ols - 0.3],
         found: (s, m) => `the network is ${m.away.ridge.toFixed(2)} from ridge and ${m.away.ols.toFixed(2)} from least squares.` },
-      { text: "Find a rate at which one step of descent comes within 0.1. Then drag all points near one line through the middle: does any rate do it now (“at best”)?",
+      { text: "Find a rate at which one step of descent comes within 0.1. Then drag all points near one line through the middle: does any rate do it now (“with the best rate”)?",
         seen: [(s, m) => s.count > 2 && m.away.step < 0.1, (s, m) => s.count > 2 && s.scale === 1 && m.best.step > 0.3],
         found: () => "with some points one step comes within 0.1; with others no rate up to 5 comes within 0.3." },
     ],

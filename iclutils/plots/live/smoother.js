@@ -33,7 +33,7 @@
       const left = x > SIZE - 60;
       return `<g data-drag="${kind}${i + 1}"><circle class="live-${own ? "c" : "a"}" opacity="0.25" cx="${x}" cy="${y}" r="${(40 * Math.sqrt(m.weights[i])).toFixed(1)}"/>` +
         `<circle class="live-grip" cx="${x}" cy="${y}" r="22"/><circle class="live-dot${state.point === i + 1 ? " live-chosen" : ""}" cx="${x}" cy="${y}" r="6"/>` +
-        `<text x="${Number(x) + (left ? -10 : 9)}" y="${own ? Math.min(SIZE - 4, Number(y) + 19) : Math.max(12, Number(y) - 7)}" text-anchor="${left ? "end" : "start"}">${own ? "own" : i + 1}: ${Math.round(100 * m.weights[i])} %</text></g>`;
+        `<text x="${Number(x) + (left ? -10 : 9)}" y="${own ? Math.min(SIZE - 4, Number(y) + 19) : Math.max(12, Number(y) - 7)}" text-anchor="${left ? "end" : "start"}">${own ? "last" : i + 1}: ${Math.round(100 * m.weights[i])} %</text></g>`;
     }).join("");
     return `<div><p class="live-head">${title}</p><svg data-plane="" viewBox="0 0 ${SIZE} ${SIZE}" role="img" aria-label="${said}"><rect class="live-ground" width="${SIZE}" height="${SIZE}"/>` +
       `<path class="live-axis" d="M${SIZE / 2} 0v${SIZE}M0 ${SIZE / 2}h${SIZE}"/>${marks}${over}</svg></div>`;
@@ -44,27 +44,26 @@
     first,
     needs: () => [],
     bet: {
-      asks: "The query stands among the keys. Where does example 1 get the largest share of its attention?",
-      choices: ["with its key on the query", "with its key beyond the query, far out", "with its key at the point opposite"],
-      deed: "Now drag key 1 there, and then to the two other places.",
+      asks: "The green point among the keys is the query. Where must you put key 1, so that the query looks at it most?",
+      choices: ["on the query", "beyond the query, far out in the same direction", "on the other side of the middle"],
+      deed: "Now drag key 1 onto the query, and then beyond it.",
       answer(s, m, memory) {
         if (Number(s.sharp) !== first.sharp || KEYS.some(([a, b], i) => i && (s[`a${i + 1}`] !== a || s[`b${i + 1}`] !== b))) return null;
         const [a, b] = [s.a1, s.b1], [qa, qb] = KEYS[DEMOS], share = Math.round(100 * m.weights[0]);
-        if (Math.hypot(a - qa, b - qb) <= 0.3) memory.on = share;
-        else if (a >= 1.5 && b >= 1) memory.beyond = share;
-        else if (a <= -0.5 && b <= -0.3) memory.opposite = share;
-        const { on, beyond, opposite } = memory;
-        if (on === undefined || beyond === undefined || opposite === undefined) return null;
-        return [1, `On the query example 1 has ${on} %, beyond it ${beyond} %, opposite ${opposite} %. A score is a product of query and key: a longer key in the query's direction gets more.`];
+        if (Math.hypot(a - qa, b - qb) <= 0.3) memory.on = Math.max(memory.on ?? 0, share);
+        else if (a >= 1.5 && b >= 1) memory.beyond = Math.max(memory.beyond ?? 0, share);
+        const { on, beyond } = memory;
+        if (on === undefined || beyond === undefined) return null;
+        return [1, `You saw ${on} % with key 1 on the query, and ${beyond} % with key 1 beyond it. A score is the product of query and key, so a longer key in the same direction gets more. (On the other side the product is negative.)`];
       },
     },
 
     fields(state) {
       const i = state.point, coordinate = (name, label) => ({ kind: "range", more: true, name: `${name}${i}`, label, min: -EDGE, max: EDGE, step: 0.05, said: signed });
-      const key = i === OWN ? "the query, and its own key" : "its key";
+      const key = i === OWN ? "the query, and the last key" : "its key";
       return [
         { kind: "range", name: "sharp", label: "Scores times", min: 0.1, max: 4, step: 0.1, said: (v) => Number(v).toFixed(1) },
-        { kind: "radios", more: true, name: "point", label: "Token to move (or drag it)", options: Array.from({ length: OWN }, (_, k) => [String(k + 1), k === DEMOS ? "own" : `${k + 1}`]) },
+        { kind: "radios", more: true, name: "point", label: "Token to move (or drag it)", options: Array.from({ length: OWN }, (_, k) => [String(k + 1), k === DEMOS ? "last" : `${k + 1}`]) },
         coordinate("a", `${key}, across`), coordinate("b", `${key}, up`), coordinate("c", "its value, across"), coordinate("d", "its value, up"),
       ];
     },
@@ -81,28 +80,29 @@
       const [[x0, y0], [x1, y1]] = [stops[0], stops[DEMOS]];
       const path = `<path class="live-line live-b" style="stroke-dasharray: none" d="M${stops.map((stop) => stop.join(" ")).join("L")}"/>` +
         `<rect class="live-c" x="${x0 - 5}" y="${y0 - 5}" width="10" height="10"/><path class="live-b" d="M${x1} ${y1 - 8}l8 8l-8 8l-8 -8z"/>`;
-      const shares = m.weights.map((w, i) => `${i === DEMOS ? "its own token" : `example ${i + 1}`} ${Math.round(100 * w)} percent`).join(", ");
-      const said = `The query looks at ${shares}. The step moves the answer from ${pair(m.start)} to ${pair(m.end)}.`;
+      const shares = m.weights.map((w, i) => `${i === DEMOS ? "the last token" : `example ${i + 1}`} ${Math.round(100 * w)} percent`).join(", ");
+      const said = `The query looks at ${shares}. The update moves the output from ${pair(m.start)} to ${pair(m.end)}.`;
       const view = `<div class="live-row-of">${plane("k", "Keys: where the query looks", `The keys. ${said}`, m.keys, m, state)}${plane("v", "Values: what is added up", `The values. ${said}`, m.values, m, state, path)}</div>` +
-        `<p class="live-note">A disc is as large as a token's share of the attention. Green: the query's own token; its key is where the query is. Among the values, the square is the answer from the own token alone, the diamond the head's output; the line between them adds one example after the other. The dual model is a linear map W of features φ of a key: one step of gradient descent on the four examples (k, v) takes its answer to the query, Wφ(q), along this line.</p>`;
+        `<p class="live-note">A disc is as large as a token's share of the attention. Green: the last token, which asks; to keep the picture simple, its key is where the query is. Among the values, the square is the start, the diamond is the head's output, and the line between them adds one example after the other.</p>`;
       const numbers = [
-        ["output", pair(m.end), `a step of ${m.length.toFixed(2)} from ${pair(m.start)}`],
-        ["similarity", to(m.similarity), "of answers Wφ(k) to values v, by the step"],
-        ["distance", to(m.distance), "of Wφ(k) from v, root mean square"],
+        ["start", pair(m.start), "square: what the last token adds"],
+        ["update", m.length.toFixed(2), "length of the line: what the examples add"],
+        ["output", pair(m.end), "diamond: start and update together"],
       ];
-      return { numbers, view, said, ...m };
+      const more = `<p class="live-note">For the end of the chapter: the linear model W of features φ answers each key k<sub>i</sub> of an example with Wφ(k<sub>i</sub>). Before and after its step, the summed similarity of these answers to the values v<sub>i</sub> is ${to(m.similarity)}, and their distance from the values (root mean square) is ${to(m.distance)}.</p>`;
+      return { numbers, view, said, more, ...m };
     },
 
     tasks: [
       { text: "A smoother or a look-up? Make one example take at least 90 % of the attention.",
         seen: [(s, m) => Math.max(...m.weights.slice(0, DEMOS)) >= 0.9],
         found: (s, m) => `example ${m.weights.indexOf(Math.max(...m.weights)) + 1} has ${Math.round(100 * Math.max(...m.weights))} %, and the output ${pair(m.end)} is nearly its value: a head that is sharp enough looks up.` },
-      { text: "The step raises the similarity wherever you drag. Leave the scores at 0.7 times, and find a place where the step takes the model's answers farther from the values, by 0.1 at least.",
+      { text: "The step of the linear model (the note above) raises the similarity wherever you drag. Leave the scores at 0.7 times, and find a place where the step also makes the distance larger, by 0.1 at least.",
         seen: [(s, m) => Number(s.sharp) === first.sharp && m.distance[1] > m.distance[0] + 0.1],
         found: (s, m) => `the similarity rises (${to(m.similarity)}), and yet the distance grows (${to(m.distance)}): the step does not minimise an error.` },
-      { text: "Let the step vanish: the examples keep at least half of the attention, each value is at least 0.5 from 0, and the answer moves by less than 0.05.",
+      { text: "Let the update vanish: the examples keep at least half of the attention, each value is at least 0.5 from 0, and the update is shorter than 0.05.",
         seen: [(s, m) => m.weights[DEMOS] <= 0.5 && m.length < 0.05 && VALUES.slice(1).every((_, i) => Math.hypot(...m.values.slice(2 * i, 2 * i + 2)) >= 0.5)],
-        found: (s, m) => `the examples have ${Math.round(100 * (1 - m.weights[DEMOS]))} % of the attention, but what they add to the answer cancels: ${m.length.toFixed(2)}.` },
+        found: (s, m) => `the examples have ${Math.round(100 * (1 - m.weights[DEMOS]))} % of the attention, but what they add cancels: ${m.length.toFixed(2)}.` },
     ],
   });
 }

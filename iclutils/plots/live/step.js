@@ -61,7 +61,7 @@
         `<path class="live-axis" d="M${left} ${top}v${height}h${width}"/>${ticks}<text x="${left + width / 2}" y="${top + height + 36}" text-anchor="middle">rate η of the step</text>` +
         `<path class="live-line live-a" d="${curve}"/><path class="live-axis" stroke-dasharray="3 3" d="M${x(BEST)} ${top}v${height}"/><text x="${x(BEST) + 5}" y="${top + 12}">best rate ${BEST.toFixed(2)}</text>${trail}` +
         `<circle class="live-a" cx="${x(state.rate)}" cy="${y(mine)}" r="7"/><rect class="live-b" x="${(x(layer.rate) - 6).toFixed(1)}" y="${(y(layer.loss) - 6).toFixed(1)}" width="12" height="12"/></svg>` +
-        `<p class="live-note">Line: half the mean squared error of one step from 0, in closed form. Disc: your step. Square: the layer, at the rate that its matrix has on average, with its loss on ${CONTEXTS} contexts; grey: the layer earlier in training.</p>`;
+        `<p class="live-note">Line: half the mean squared error of one step from 0, in closed form. Disc: your step. Square: the layer, at the rate that its matrix has on average, with its loss on ${CONTEXTS} prompts; grey: the layer earlier in training.</p>`;
       const numbers = [
         ["your step", mine.toFixed(3), `η = ${Number(state.rate).toFixed(1)}`],
         ["the layer", layer.loss.toFixed(3), `acts like η = ${rounded(layer.rate)}`],
