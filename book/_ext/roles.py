@@ -30,7 +30,7 @@ class Number(SphinxRole):
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
         try:
-            text = self.content()
+            text = self.wording()
         except IclError as error:
             logger.warning("%s: %s", self.name, error, location=self.get_location())
             return [nodes.problematic(self.rawtext, self.rawtext)], []
@@ -38,7 +38,7 @@ class Number(SphinxRole):
         classes = badge(text) if self.name == "verdict" else [self.name]
         return [nodes.inline(self.rawtext, text, classes=classes)], []
 
-    def content(self) -> str:
+    def wording(self) -> str:
         """Return what stands in the place of the role."""
         match = NAME.fullmatch(self.text + "@real" * (self.name == "real"))
         if not match:
