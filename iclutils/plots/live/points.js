@@ -76,7 +76,7 @@
       choices: ["ten times as well", "less than eight times", "more than twelve times"],
       deed: "Now move “Labels times” to 10.",
       answer: (s, m) => (s.scale < 10 ? null
-        : [m.grown < 8 ? 1 : m.grown > 12 ? 2 : 0, `With ten times the labels the network's answers grow ${m.grown.toFixed(1)} times; those of least squares grow ten times. In training it has seen labels of one size only.`]),
+        : [m.grown < 8 ? 1 : m.grown > 12 ? 2 : 0, `With ten times the labels the network's answers grow ${m.grown.toFixed(1)} times; those of least squares grow ten times. In training it has seen labels of the usual size only.`]),
     },
 
     fields(state) {
