@@ -59,7 +59,8 @@
     const kept = (state.keep === "random" ? of(state.draw) : strongest).filter((edge) => !off.has(edge));
     const control = state.keep === WHOLE ? null
       : Array.from({ length: DRAWS }, (_, i) => faith(new Set(of(i + 1)))).reduce((a, b) => a + b) / DRAWS;
-    return { net, kept, off, all: run.edges.length, share: faith(new Set(kept)), control };
+    const keeps = (size) => faith(new Set(RANKED.slice(0, size)));
+    return { net, kept, off, all: run.edges.length, share: faith(new Set(kept)), control, keeps };
   }
 
   const percent = (value) => `${Math.round(100 * value)} %`.replace("-", "−");
@@ -86,7 +87,7 @@
       return `<text class="live-node" x="${x}" y="${y + 4}" text-anchor="middle">${name === "embed" ? "tokens" : name}</text>`;
     }).join("");
     return `<svg viewBox="0 0 ${2 * LEFT + m.net.heads * STEP} ${height}" role="img" aria-label="${said}">${lines}${nodes}</svg>` +
-      `<p class="live-note">Layers from below upwards. Lines are the edges that are kept${m.kept.length > 160 ? " (160 of them)" : ""}: blue into queries, dashed into keys, dotted green into values, grey into MLPs and logits.</p>`;
+      `<p class="live-note">Layers from below upwards; 1.3 is head 3 of layer 1, counted from 0. Each line is an edge that is kept${m.kept.length > 160 ? " (160 of them)" : ""}: blue into queries, dashed into keys, dotted green into values, grey into MLPs and logits.</p>`;
   }
 
   Live.figure("edges", {
@@ -95,16 +96,12 @@
     needs: () => ["anchors-3"],
 
     bet: {
-      asks: "The network has 479 edges. What is the smallest number of them, the strongest first, that keeps nine tenths of the copying?",
-      choices: ["about 12", "about 30", "about 200"],
+      asks: "The network has 479 edges. We keep the strongest ones and cut all others. How many must we keep, so that nine tenths of the copying are left?",
+      choices: ["about 12", "about 30", "about 70"],
       deed: "Now move “How many”.",
-      answer(s, m, memory) {
-        if (s.keep !== "strongest" || s.off) return null;
-        const size = m.kept.length;
-        if (m.share < 0.9 && size >= 12 && size > (memory.few?.[0] ?? 0)) memory.few = [size, m.share];
-        if (m.share >= 0.9 && size < (memory.enough?.[0] ?? 41)) memory.enough = [size, m.share];
-        const { few, enough } = memory;
-        return few && enough ? [1, `${enough[0]} edges keep ${percent(enough[1])} of the copying, and ${few[0]} keep ${percent(few[1])}.`] : null;
+      answer(s, m) {
+        if (s.keep !== "strongest" || s.off || m.kept.length < 12) return null;
+        return [1, `12 edges keep ${percent(m.keeps(12))} of the copying, 30 keep ${percent(m.keeps(30))}, and 70 keep ${percent(m.keeps(70))}.`];
       },
     },
 
@@ -124,8 +121,8 @@
       const said = `${m.kept.length} of ${m.all} edges are kept, and ${percent(m.share)} of the copying with them.`;
       const numbers = [
         ["edges kept", m.kept.length, `of ${m.all}`],
-        ["faithfulness", percent(m.share), "of the gap in log p"],
-        ["random edges, as many", m.control === null ? "–" : percent(m.control), m.control === null ? "all are kept" : `mean of ${DRAWS} draws`],
+        ["copying left (faithfulness)", percent(m.share), "all edges: 100 %"],
+        ["with as many random edges", m.control === null ? "–" : percent(m.control), m.control === null ? "all are kept" : `mean of ${DRAWS} draws`],
       ];
       return { numbers, view: picture(m, said), said, ...m };
     },

@@ -75,7 +75,7 @@
     },
 
     bet: {
-      asks: "Seven heads match repeated text and read the examples' answers. We take them away in three ways: resampled, averaged, zeroed. In how many of these ways does “standing” become likelier than “stood”?",
+      asks: "Seven heads match repeated text and look at the examples' answers. We replace their outputs by those on the other game's prompt (resampled), by their average over other games (averaged), or by zero (zeroed). In how many of these ways does “standing” become likelier than “stood”?",
       choices: ["in none", "in one or two", "in all three"],
       deed: "Now press “match and read”, then the three ways.",
       answer(s, m, memory) {
@@ -84,7 +84,7 @@
         if (WAYS.some((way) => !memory[way])) return null;
         const lost = WAYS.filter((way) => memory[way][1] < 0).length;
         const list = (i, digits) => WAYS.map((way) => `${digits(memory[way][i])} ${way}`).join(", ");
-        return [lost ? (lost < 3 ? 1 : 2) : 0, `The margin is ${list(1, signed)}. The probability of ${m.prompt.answers[0]} falls from ${m.whole[0].toFixed(2)} to ${list(0, (p) => p.toFixed(2))}.`];
+        return [lost ? (lost < 3 ? 1 : 2) : 0, `The lead of ${m.prompt.answers[0]} over ${m.prompt.answers[1]} is ${list(1, signed)}. Its probability falls from ${m.whole[0].toFixed(2)} to ${list(0, (p) => p.toFixed(2))}.`];
       },
     },
 
@@ -110,19 +110,19 @@
       const numbersNow = [
         [m.control ? "control: heads removed" : "heads removed", m.count, m.control ? `others, ${way}` : m.count ? way : "of 270"],
         [`probability of ${Live.escaped(right)}`, p.toFixed(2), `all heads: ${m.whole[0].toFixed(2)}`],
-        [`margin over ${Live.escaped(rival)}`, signed(margin), `nats; all heads: ${signed(m.whole[1])}`],
+        [`lead over ${Live.escaped(rival)}`, signed(margin), `nats; all heads: ${signed(m.whole[1])}`],
       ];
       const removed = !m.count ? "" : m.control ? `Removed as a control: ${m.many}, of the same layers; the record does not name them. ` : `Removed: ${m.heads.map(named).join(", ")}. `;
-      const else_ = margin > 0 && p * (1 + Math.exp(-margin)) < 0.5 ? "Most of the probability is with other words, which the record does not hold. " : "";
-      const note = m.ours ? "The stronger the colour, the farther a head alone, averaged, moves the margin of this prompt (full at 1.5 nats); touch one to see its effect. " : "";
+      const else_ = margin > 0 && p * (1 + Math.exp(-margin)) < 0.5 ? "Most of the probability is now with other words, which are not shown. " : "";
+      const note = m.ours ? "Colour: how far the lead moves when this head alone is averaged (darkest: 1.5 nats); touch one to see its effect. " : "";
       const view = `<div class="live-row-of"><div><p class="live-head">The prompt</p><pre tabindex="-1">${lines.join("\n")}</pre></div><div><p class="live-head">The answer</p>${bars(m, state)}</div></div>` +
         `<p class="live-head">Heads 0 to 8 (rows) of layers 0 to 29 (columns)</p>${map(m, record)}` +
-        `<p class="live-note">${removed}${else_}${note}Crosses: heads that are removed. This is the record of a run, not a model in the page: one number for each prompt, set, way and control.</p>`;
+        `<p class="live-note">${removed}${else_}${note}Crosses: heads that are removed. These numbers were computed beforehand; the model does not run in this page.</p>`;
       return { numbers: numbersNow, view, said, ...m };
     },
 
     tasks: [
-      { text: "Which heads carry the answer? On the chapter's prompt, find a group of at most nine without which the rival leads (margin below 0). Try every way of removal.",
+      { text: "Which heads carry the answer? On the chapter's prompt, find a group of at most nine without which the rival leads (lead below 0). Try every way of removal.",
         seen: [(s, m) => m.ours && !m.control && m.count > 0 && m.count <= 9 && m.found[1] < 0],
         found: (s, m) => `without ${m.many} (${m.set ?? named(s.head)}), ${m.way}, ${m.prompt.answers[1]} leads ${m.prompt.answers[0]} by ${signed(-m.found[1])} nats.` },
       { text: "Keep that group and change the way: the answer leads again.",
