@@ -30,10 +30,14 @@ warnings.simplefilter("ignore")
 logging.disable(logging.WARNING)
 from transformer_lens.model_bridge import TransformerBridge
 
-words = Tokenizer(models.WordLevel({str(i): i for i in range(20)}, unk_token="0"))
-words.pre_tokenizer = pre_tokenizers.Whitespace()
-reader = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="0")
 tokens = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]])
+
+
+def reader():
+    """Make a tokenizer of numbers, which a bridge wants to have."""
+    words = Tokenizer(models.WordLevel({str(i): i for i in range(20)}, unk_token="0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="0")
 
 
 def gaps(inner):
@@ -53,7 +57,7 @@ def gaps(inner):
         copy = GPT2LMHeadModel.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager")
         bridge = TransformerBridge.boot_transformers(
-            folder, hf_model=copy.eval(), tokenizer=reader, device="cpu")
+            folder, hf_model=copy.eval(), tokenizer=reader(), device="cpu")
         if fold:
             bridge.enable_compatibility_mode(disable_warnings=True)
         with torch.no_grad():
