@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from torch import Tensor
 
-from .figures import BLUE, GREEN, GREY, ORANGE, PINK, STYLE, canvas, name_lines
+from .figures import BLUE, GREEN, GREY, ORANGE, STYLE, canvas
 
 PALE = "#d9d9d9"
 PORTS = {"q": BLUE, "k": ORANGE, "v": GREEN}  # what a head reads: queries, keys, values
@@ -186,41 +186,6 @@ def gathering(
         _say(axes, (xs[n // 2], top + y), name, color=colour, weight="bold")
     _say(axes, (left + room / 2, top + 0.3), "share of the layer", size=8)
     return axes.figure  # type: ignore[return-value]
-
-
-def one_prompt(
-    x: Float[Tensor, "example"],
-    y: Float[Tensor, "example"],
-    query: float,
-    grid: Float[Tensor, "x"],
-    answers: Mapping[str, Float[Tensor, "x"]],
-) -> Figure:
-    """Draw a prompt as a data set, and what a learner and textbook algorithms answer to every x.
-
-    Left, the prompt; right, its pairs, and a line of answers over the ``grid`` for each name, the
-    learner first. They are compared at the query (Akyürek et al. 2023, section 4.1).
-
-    Example:
-        >>> x, grid = torch.tensor([1.0, 3.0]), torch.arange(5.0)
-        >>> figure = diagrams.one_prompt(x, 2 * x, 2.0, grid, {"model": grid, "OLS": 2 * grid})
-    """
-    figure, (left, axes) = canvas(2, 6.0, 3.1, width_ratios=(2, 3))
-    left.spines.bottom.set_visible(False)
-    texts = [f"{a:g} -> {b:g}" for a, b in zip(x.tolist(), y.tolist(), strict=True)]
-    for i, text in enumerate([*texts, f"{query:g} -> ?"]):
-        colour, height = "black" if i < len(texts) else ORANGE, 0.9 - 0.7 / max(6, len(texts)) * i
-        left.text(0.1, height, text, color=colour, size=11, family="monospace")
-    left.set(title=f"the prompt, {len(texts)} pairs", xticks=[], yticks=[])
-    axes.axvline(query, color=GREY, lw=1, ls="--")
-    at = int((grid - query).abs().argmin())
-    for (name, line), colour in zip(answers.items(), (ORANGE, BLUE, GREEN, PINK), strict=False):
-        axes.plot(grid, line, "o-" if colour == ORANGE else "-", ms=3, color=colour, label=name)
-        axes.plot(float(grid[at]), float(line[at]), "o", ms=8, color=colour, zorder=3)
-    axes.plot(x, y, "ks", ms=6, label="_pairs", zorder=4)
-    axes.set(xlabel="x (squares: pairs; dashed: asked)", ylabel="y, or the answer")
-    axes.set_title("what each would answer")
-    name_lines(axes)
-    return figure
 
 
 def descent_step(
