@@ -60,4 +60,6 @@ class Drawers(SphinxTransform):
         for section in self.document.findall(nodes.section):
             if any(name.endswith("-drawer") for name in section["names"]):
                 section.insert(1, nodes.raw("", OPENING, format="html"))
+                for image in section.findall(nodes.image):
+                    image["loading"] = "lazy"  # when the drawer is opened, or printed
                 section += nodes.raw("", "</details>", format="html")

@@ -36,7 +36,8 @@ class Page(HTMLParser):
             preloaded = tag == "link" and given.get("rel") in ("stylesheet", "preload", "icon")
             (self.loads if preloaded else self.links).append(given["href"])
         if "src" in given:
-            self.loads.append(given["src"])
+            late = given.get("loading") == "lazy"  # of a closed drawer
+            (self.links if late else self.loads).append(given["src"])
         if given.get("class") == "claim-id":
             self.claims.append(given["id"])
         self._inside = tag
