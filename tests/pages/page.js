@@ -8,6 +8,8 @@ async function settle() {
   document.head.append(still);
   for (const folded of document.querySelectorAll("details")) folded.open = true;
   for (const button of document.querySelectorAll(".toggle-button-hidden")) button.click();
+  for (const image of document.images) image.loading = "eager"; // those of drawers, out of sight
+  await Promise.allSettled([...document.images].map(image => image.decode()));
 }
 
 // All rules but contrast, and the one on the size of targets, which is off by default.
