@@ -100,7 +100,7 @@
       choices: ["about 12", "about 30", "about 70"],
       deed: "Now move “How many”.",
       answer(s, m) {
-        if (s.keep !== "strongest" || s.off || m.kept.length < 12) return null;
+        if (s.keep !== "strongest" || s.off || m.kept.length < 30) return null;
         return [1, `12 edges keep ${percent(m.keeps(12))} of the copying, 30 keep ${percent(m.keeps(30))}, and 70 keep ${percent(m.keeps(70))}.`];
       },
     },
