@@ -121,7 +121,7 @@
       const said = `${m.kept.length} of ${m.all} edges are kept, and ${percent(m.share)} of the copying with them.`;
       const numbers = [
         ["edges kept", m.kept.length, `of ${m.all}`],
-        ["copying left (faithfulness)", percent(m.share), "all edges: 100 %"],
+        ["copying left (share kept)", percent(m.share), "all edges: 100 %"],
         ["with as many random edges", m.control === null ? "–" : percent(m.control), m.control === null ? "all are kept" : `mean of ${DRAWS} draws`],
       ];
       return { numbers, view: picture(m, said), said, ...m };
