@@ -104,7 +104,7 @@
       const per = state.scale === 1 ? "" : `, divided by ${state.scale}`;
       const view = `<div class="live-row-of live-three">${plane("The network", m.field, state, most)}${plane(NAMES[state.other][0].toUpperCase() + NAMES[state.other].slice(1), m.other, state, most)}` +
         `${plane("The network minus it", gap, state, most)}</div>` +
-        `<p class="live-note">Blue: above 0; the other colour: below; strongest: ${most.toFixed(1)} or more${per}. White circles: the pairs, with their labels${state.scale === 1 ? "" : ` before they are multiplied by ${state.scale}`}. Distance: root mean square difference of two answers, over new places drawn as in training${per}.</p>`;
+        `<p class="live-note">Blue: above 0; brown: below 0; strongest: ${most.toFixed(1)} or more${per}. White circles: the pairs, with their labels${state.scale === 1 ? "" : ` before they are multiplied by ${state.scale}`}. Distance: root mean square difference of two answers, over new places drawn as in training${per}.</p>`;
       const settings = { ols: "no penalty", ridge: `λ = ${Number(state.penalty).toFixed(2)}; with the best λ: ${m.best.ridge.toFixed(2)}`, step: `rate ${Number(state.rate).toFixed(2)}; with the best rate: ${m.best.step.toFixed(2)}` };
       const numbers = Object.entries(NAMES).map(([key, name]) => [`distance to ${name}`, m.away[key].toFixed(2), settings[key] + per.replace("divided by", "÷")]);
       const said = `The network is ${rows.map(([key, value]) => `${value.toFixed(2)} from ${NAMES[key]}`).join(", ")}${per}.`;

@@ -58,10 +58,10 @@
         [0, 0.1, 0.2, 0.3, 0.4, 0.5].map((v) => `<text x="${left - 6}" y="${y(v) + 4}" text-anchor="end">${v.toFixed(1)}</text>`).join("");
       const said = `Your step at rate ${Number(state.rate).toFixed(1)} has loss ${mine.toFixed(3)}. The layer after ${nets[state.at].step} training steps acts like rate ${rounded(layer.rate)} and has loss ${layer.loss.toFixed(3)}; the best step, at rate ${BEST.toFixed(1)}, ${lossOf(BEST).toFixed(3)}.`;
       const view = `<svg class="live-wide" viewBox="0 0 390 ${top + height + 40}" role="img" aria-label="${said}">` +
-        `<path class="live-axis" d="M${left} ${top}v${height}h${width}"/>${ticks}<text x="${left + width / 2}" y="${top + height + 36}" text-anchor="middle">rate η of the step</text>` +
+        `<path class="live-axis" d="M${left} ${top}v${height}h${width}"/>${ticks}<text x="${left + width / 2}" y="${top + height + 36}" text-anchor="middle">rate η of the step</text><text x="${left + 6}" y="${top + 12}">loss</text>` +
         `<path class="live-line live-a" d="${curve}"/><path class="live-axis" stroke-dasharray="3 3" d="M${x(BEST)} ${top}v${height}"/><text x="${x(BEST) + 5}" y="${top + 12}">best rate ${BEST.toFixed(2)}</text>${trail}` +
         `<circle class="live-a" cx="${x(state.rate)}" cy="${y(mine)}" r="7"/><rect class="live-b" x="${(x(layer.rate) - 6).toFixed(1)}" y="${(y(layer.loss) - 6).toFixed(1)}" width="12" height="12"/></svg>` +
-        `<p class="live-note">Line: half the mean squared error of one step from 0, in closed form. Disc: your step. Square: the layer, at the rate that its matrix has on average, with its loss on ${CONTEXTS} prompts; grey: the layer earlier in training.</p>`;
+        `<p class="live-note">Line: half the mean squared error of one step from 0, in closed form. Disc: your step. Square: the layer. Its place from left to right is the average of the rates in its weights, its height the loss on ${CONTEXTS} prompts. Grey: the layer earlier in training.</p>`;
       const numbers = [
         ["your step", mine.toFixed(3), `η = ${Number(state.rate).toFixed(1)}`],
         ["the layer", layer.loss.toFixed(3), `acts like η = ${rounded(layer.rate)}`],
