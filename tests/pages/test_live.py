@@ -641,4 +641,4 @@ def test_a_figure_can_be_used_by_all(reader, name):
     soon(lambda: len(tab.locator(".live-status").text_content().split()) > 8, True)
     tab.emulate_media(media="print")
     assert tab.locator(".live-form:visible, .live-figure button:visible").count() == 0
-    assert tab.locator(".live-view svg:visible").count() > 0
+    assert tab.locator(".live-view :is(svg, .live-strip):visible").count() > 0
