@@ -171,5 +171,7 @@ def invariants():
 if __name__ == "__main__":
     torch.set_num_threads(1)
     known = {each.__name__: each for each in (prefixes, heads, label_words, dual, invariants)}
+    if unknown := [name for name in sys.argv[1:] if name not in known]:
+        sys.exit(f"{__doc__}\nThere is no benchmark {unknown[0]!r}, only {', '.join(known)}.")
     for name in sys.argv[1:] or known:
         known[name]()
