@@ -163,7 +163,7 @@ def head_masks(
     model: TransformerBridge, heads: Heads, rows: int
 ) -> dict[int, Bool[Tensor, "row 1 head 1"]]:
     """Mark by layer which heads each row has; one row stands for all where one list does."""
-    own = any(isinstance(part, Sequence) for each in heads for part in each)
+    own = any(not each or isinstance(each[0], Sequence) for each in heads)
     lists: Any = heads if own else [heads]
     if own and len(lists) not in (1, rows):
         raise IclError(f"A set has heads for {len(lists)} rows, and the task has {rows}.")

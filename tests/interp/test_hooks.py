@@ -36,7 +36,7 @@ def test_an_mlp_set_to_zero_equals_zeroed_weights(tmp_path):
 def test_lists_of_hooks_that_share_lower_layers_give_what_each_gives_alone(kind, tmp_path):
     ARCHITECTURES[kind](tmp_path)
     model, x = models.load(tmp_path), tokens(3, 10)
-    at, sets = torch.tensor([[2, 9]] * 3), [[(1, 2)], [], [(0, 0), (1, 1)], [(1, 1)]]
+    at, sets = torch.tensor([[2, 9]] * 3), [[(1, 2)], [], [[]], [(0, 0), (1, 1)], [(1, 1)]]
     hooks = ablate_sets(model, x, sets, "mean", x)
     for each, logits in zip(hooks, logits_under(model, x, hooks, at), strict=True):
         torch.testing.assert_close(logits, under(model, x, each)[:, [2, 9]], atol=0, rtol=0)
