@@ -79,7 +79,7 @@ def test_what_a_function_takes_from_around_it_counts():
     with pytest.raises(IclError, match=r"draws from draws.*hand it in"):
         cache.cached(hidden)
     with pytest.raises(IclError, match="cannot be read"):
-        cache.cached(eval("lambda: 1"))
+        cache.cached(eval(compile("lambda: 1", "<typed>", "eval")))
 
 
 def test_another_package_or_library_measures_again(monkeypatch):

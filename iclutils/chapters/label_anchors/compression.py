@@ -6,13 +6,14 @@ formatting) are kept, at their positions, and the query is answered from them. S
 
 from __future__ import annotations
 
+import timeit
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from statistics import median
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from torch.utils.benchmark import Timer
 
 from ...errors import IclError
 from ...interp import kv_cache
@@ -147,9 +148,9 @@ def seconds(model: TransformerBridge, prompts: Prompts, repeats: int = 5) -> dic
         "compressed": lambda query: answer_from_cache(model, small, query),
     }
 
-    def median(way: Callable[[Prompts], Tensor]) -> float:
-        timer = Timer("for query in prompts: way(query)", globals={"prompts": prompts, "way": way})
-        times = [timer.timeit(1).median for _ in range(repeats)]  # each after a warm-up
-        return sorted(times)[repeats // 2] / len(prompts)
+    def per_query(way: Callable[[Prompts], Tensor]) -> float:
+        queries = [prompts[i : i + 1] for i in range(len(prompts))]
+        times = timeit.repeat(lambda: [*map(way, queries)], number=1, repeat=repeats + 1)
+        return median(times[1:]) / len(prompts)  # the first is a warm-up
 
-    return {name: median(way) for name, way in ways.items()}
+    return {name: per_query(way) for name, way in ways.items()}
