@@ -102,8 +102,7 @@ def named(code):
 def test_what_is_public_has_a_caller_outside_the_tests():
     names = ("iclutils", "book", "benchmarks", "notebooks", "training", "tools")
     folders = [ROOT / name for name in names]
-    # What makes the shipped curves of a training; what the live figure of a dual model is tried by.
-    used = {"collect", "head_trajectory"}
+    used = {"collect"}  # what makes the shipped curves of a training
     for path in (path for folder in folders for path in folder.rglob("*.py")):
         used |= named(path.read_text(encoding="utf-8"))
     for path in (ROOT / "notebooks").rglob("*.ipynb"):

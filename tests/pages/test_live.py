@@ -17,7 +17,6 @@ from transformers import GPT2LMHeadModel
 
 from book._ext import live
 from iclutils import models, zoo
-from iclutils.chapters.contrastive_kernel import dual
 from iclutils.interp import circuit, clean_corrupt, graph, patching
 from iclutils.interp.at_query import scores
 from iclutils.interp.hooks import cut_attention, run_with_hooks
@@ -296,10 +295,11 @@ def test_the_dual_model_is_the_packages(reader):
         cases.append([q.tolist(), k.tolist(), v.tolist(), sharp])
         query, keys = (torch.tensor(x * np.sqrt(sharp * np.sqrt(2))) for x in (q, k))  # over √2
         values, demos = torch.tensor(v), torch.tensor([True] * 4 + [False])
-        steps = dual.trajectory(query, keys, values, demos)[:-1]  # the own token adds nothing
         among_keys = scores(keys[:4], keys).exp() / scores(query[None], keys).exp().sum()
         told = [(among_keys * mask) @ values for mask in (~demos, demos | ~demos)]
         weights = scores(query[None], keys).softmax(-1)
+        each = weights.T * values
+        steps = torch.cat([each[4:], each[:4]]).cumsum(0)  # the own token is the start
         truth.append(np.concatenate([x.numpy().ravel() for x in (weights, steps, *told)]))
     same(reader, "points", "regression-d2", work, cases, truth, 1e-9)
 

@@ -162,7 +162,7 @@ def test_the_real_tier_checks_its_claims_on_a_small_network(small, tmp_path, mon
         ("01", "measured        01.prefix_best = "),
         pytest.param("02", "measured        02.more_shots = ", marks=pytest.mark.shared),
         ("03", "measured        03.bar = "),
-        ("05", "measured        05.random_norms = "),
+        ("05", "measured        05.similarity = "),
         ("06", "measured        06.behaviour_gap = "),
     ],
 )

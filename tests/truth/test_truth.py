@@ -310,6 +310,7 @@ def chapter_05(net, given):
     query, shown = at_query.read(net, given["tokens"]), given["shown"].bool()
     answer, (layer, h) = given["answer"], (18, 6)
     duals = heads.dual_heads(query, shown)
+    five = heads.dual_heads(query, shown & (torch.arange(shown.shape[1]) < 6))
     parts = heads.direct_logit_attribution(query, duals, answer)
     ways = ("whole", "no update", "no start", "no update, MLPs held")
     found = ablation.ablations(query, shown, answer, ways=ways)
@@ -336,7 +337,7 @@ def chapter_05(net, given):
         "start of 18.6": duals.start[:, layer, h, :3],
         "update of 18.6": duals.update[:, layer, h, :3],
         "attention of 18.6 to the first copy": (marks.rows(query)[:, layer, h] * shown).sum(1),
-        "18.6 after five tokens": heads.head_trajectory(query, shown, (layer, h))[:, 6, :3],
+        "18.6 after five tokens": (duals.start + five.update)[:, layer, h, :3],
         "what 18.6 learns, to the logit": parts.update[:, layer, h],
         "MLP 20 to the logit": parts.mlp[:, 20],
         "embedding to the logit": parts.embedding,

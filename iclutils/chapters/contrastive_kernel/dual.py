@@ -17,7 +17,6 @@ from torch import Tensor
 from ...interp.at_query import Allowed, Keys, Queries, scores
 from .features import Values
 
-Query = Float[Tensor, "*batch channel"]
 Demos = Bool[Tensor, "*#batch key"]
 
 
@@ -38,20 +37,6 @@ def dual_form(
     weights = scores(queries, keys, allowed).softmax(-1)
     chosen = demos[..., None, :]
     return (weights * ~chosen) @ values, (weights * chosen) @ values
-
-
-def trajectory(
-    query: Query, keys: Keys, values: Values, demos: Demos, allowed: Allowed | None = None
-) -> Float[Tensor, "*batch time value"]:
-    """Return what the dual model answers its query as it learns one demonstration after the other.
-
-    Entry 0 is the start, entry n has learned those among the first n keys, the last is attention's
-    output. ``allowed`` is (…, key).
-    """
-    seen = None if allowed is None else allowed[..., None, :]
-    by_key = scores(query[..., None, :], keys, seen).softmax(-1).mT * values
-    start = (by_key * ~demos[..., None]).sum(-2, keepdim=True)
-    return torch.cat([start, start + (by_key * demos[..., None]).cumsum(-2)], -2)
 
 
 def explicit_steps(

@@ -7,7 +7,6 @@ Queries, keys and values are the actual activations, after any rotation; product
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,8 +22,8 @@ from ...models import TransformerBridge, bos, get_act_name
 from ...progress import bar
 from ...tasks.prompts import Prompts, Role
 from ...tasks.repeated import RepeatedTokens, repeated_tokens
-from .dual import dual_form, explicit_steps, trajectory
-from .features import attention, directions, gram, positive_random, relative_errors, rescale
+from .dual import dual_form, explicit_steps
+from .features import gram
 
 Ids = Int[Tensor, "..."]  # tokens: answers (batch), or those they are compared with (batch or 1, k)
 LOGIT_TOLERANCE = 1e-3  # of the parts' absolute sum
@@ -94,19 +93,13 @@ def dual_heads(query: AtQuery, demonstrations: Mask) -> DualHeads:
     return DualHeads(*(torch.stack(field, 1) for field in zip(*layers, strict=True)))
 
 
-def head_trajectory(
-    query: AtQuery, demonstrations: Mask, head: Head
-) -> Float[Tensor, "batch time d_head"]:
-    """Return what one head's dual model answers while it learns token by token, up to z."""
-    states, keys, values = _of_head(query, head)
-    return trajectory(states, keys, values, query.mask(demonstrations), query.seen)
-
-
 def explicit_head_step(
     query: AtQuery, demonstrations: Mask, head: Head
 ) -> tuple[Float[Tensor, "batch d_head"], Float[Tensor, "batch d_head"]]:
     """Return a head's answers before and after a gradient step by autograd, in exact features."""
-    q, key, value = _of_head(query, head)
+    check_head(query.model, head)
+    (parts,) = read_heads(query, [head[0]])
+    q, key, value = (part[:, head[1]] for part in parts[:3])
     return explicit_steps(*gram(q, key), value, query.mask(demonstrations), query.seen)
 
 
@@ -118,39 +111,6 @@ def share_rising(query: AtQuery, demonstrations: Mask) -> Float[Tensor, "batch"]
         rises = (near * (value @ value.mT)).sum(-1) > 0
         shares.append((rises & demos).sum(-1) / demos.sum(-1))
     return torch.stack(shares, 1).mean((1, 2))
-
-
-def feature_errors(
-    queries: Sequence[AtQuery], size: int, generator: torch.Generator
-) -> list[Float[Tensor, "batch"]]:
-    """Measure the relative error of attention by ``size`` random features at the query, the median
-    over heads.
-
-    Queries of models of one shape, as many prompts each, get the same directions, which take
-    longest to draw.
-    """
-    errors: list[list[Tensor]] = [[] for _ in queries]
-    for row in range(len(queries[0])):
-        of_heads: list[list[Tensor]] = [[] for _ in queries]
-        for layers in zip(*(read_heads(q[row : row + 1]) for q in queries), strict=True):
-            for head in range(layers[0][0].shape[1]):
-                omega = directions(size, layers[0][0].shape[-1], generator)
-                for row_errors, query, parts in zip(of_heads, queries, layers, strict=True):
-                    q, key, value = (part[0, head] for part in parts[:3])
-                    q, key, value = (x[: int(query.at[row]) + 1] for x in (q[None], key, value))
-                    exact = attention(q, key, value)
-                    phi = positive_random(rescale(q), omega), positive_random(rescale(key), omega)
-                    row_errors.append(relative_errors(phi, value, exact).quantile(0.5))
-        for rows, row_errors in zip(errors, of_heads, strict=True):
-            rows.append(torch.stack(row_errors).median())
-    return [torch.stack(rows) for rows in errors]
-
-
-def _of_head(query: AtQuery, head: Head) -> list[Tensor]:
-    """Return query, keys and values of one head."""
-    check_head(query.model, head)
-    (parts,) = read_heads(query, [head[0]])
-    return [part[:, head[1]] for part in parts[:3]]
 
 
 class LogitAttribution(NamedTuple):

@@ -90,13 +90,11 @@ def best_step(
 
 
 class Tuned(NamedTuple):
-    """The best settings, half the mean squared error of the query's answer, and the logarithms of
-    the free settings where the search ended."""
+    """The best settings of every step, and half the mean squared error of the query's answer."""
 
     rates: Float[Tensor, "step"]
     gammas: Float[Tensor, "step"] | None
     loss: float
-    point: Float[Tensor, "_"]
 
 
 class _Spectra(NamedTuple):
@@ -109,18 +107,11 @@ class _Spectra(NamedTuple):
 
 
 def tune(
-    steps: int,
-    xs: Float[Tensor, "batch n d"],
-    ys: Float[Tensor, "batch n"],
-    plus: bool = False,
-    shared: bool = True,
-    near: Sequence[Tuned] | None = None,
+    steps: int, xs: Float[Tensor, "batch n d"], ys: Float[Tensor, "batch n"], plus: bool = False
 ) -> list[Tuned]:
-    """Find, for 1, 2, .. ``steps``, the positive rates, and with ``plus`` the gammas, that answer
-    best: L-BFGS in float64 on all contexts (give thousands), from the best of one step less. With
-    settings for each step, not ``shared``, GD++ has many local optima: the best of several starts
-    is taken, some ``near`` the shared settings (of an earlier call, which saves half the time), and
-    the last gamma is 0. Above 5 such steps it fits some contexts and harms others."""
+    """Find, for 1, 2, .. ``steps``, the positive rate, and with ``plus`` the gamma, that answer
+    best, the same for all steps: L-BFGS in float64 on all contexts (give thousands), from the best
+    of one step less."""
     pairs, y = xs[:, :-1].double(), ys[:, :-1, None].double()  # (batch, N, d), (batch, N, 1)
     values, axes = torch.linalg.eigh(pairs.mT @ pairs / pairs.shape[-2])  # (batch, d, d)
     unit, wanted = float(values.mean()), ys[:, -1].double()
@@ -130,65 +121,36 @@ def tune(
     answer = (query * pull).sum(-1)  # (batch)
     rate = (answer * wanted).sum() / answer.square().sum()  # the best of one step
     point = torch.stack([rate, torch.tensor(0.13).to(rate)])[: 1 + plus].log()
-    own, results = point[:1], []
+    results = []
     for k in bar(range(1, steps + 1), "steps"):
-        point = near[k - 1].point if near else _minimised(spectra, point, k, plus, True)
-        if not shared:
-            few = _Spectra(*(each[:1000] for each in spectra))
-            tried = [_minimised(few, s, k, plus, False) for s in _starts(point, own, k, plus)]
-            losses = torch.stack([_loss(few, start, k, plus, False) for start in tried])
-            own = _minimised(spectra, tried[int(losses.argmin())], k, plus, False)
-        best = point if shared else own
-        etas, gammas = _settings(best, k, plus, shared)
-        squeezes = gammas / unit / pairs.shape[-2] if plus else None
-        loss = float(_loss(spectra, best, k, plus, shared))
-        results.append(Tuned(etas / unit, squeezes, loss, best))
+        point = _minimised(spectra, point, k)
+        eta, *gamma = (free.expand(k) for free in point.exp())
+        squeezes = gamma[0] / unit / pairs.shape[-2] if gamma else None
+        results.append(Tuned(eta / unit, squeezes, float(_loss(spectra, point, k))))
     return results
 
 
-def _loss(spectra: _Spectra, point: Tensor, steps: int, plus: bool, shared: bool) -> Tensor:
-    """Return half the mean squared error, in the axes of Σ x_i x_iᵀ / N. With its eigenvalues λ
-    and b of Σ x_i y_i / N, a step is W += η t² (b - λ W), and t, what steps made of x, becomes
-    t (1 - γ N λ t²)."""
+def _loss(spectra: _Spectra, point: Tensor, steps: int) -> Tensor:
+    """Return half the mean squared error, in the axes of Σ x_i x_iᵀ / N; ``point`` has the
+    logarithms of η and, if there is one, γ. With eigenvalues λ and b of Σ x_i y_i / N, a step is
+    W += η t² (b - λ W), and t, what steps made of x, becomes t (1 - γ N λ t²)."""
     values, pull, query, wanted = spectra
-    etas, gammas = _settings(point, steps, plus, shared)
-    weights, size = etas[0] * pull, torch.ones_like(pull)  # (batch, d) both
-    for eta, gamma in zip(etas[1:], gammas[:-1], strict=True):
-        size = size * (1 - gamma * values * size.square())
+    eta, *gamma = point.exp()
+    weights, size = eta * pull, torch.ones_like(pull)  # (batch, d) both
+    for _ in range(steps - 1):
+        if gamma:
+            size = size * (1 - gamma[0] * values * size.square())
         weights = weights + eta * size.square() * (pull - values * weights)
     return 0.5 * ((query * weights).sum(-1) - wanted).square().mean()
 
 
-def _settings(point: Tensor, steps: int, plus: bool, shared: bool) -> tuple[Tensor, Tensor]:
-    """Return rates and gammas of each step, from the logarithms of those that are free."""
-    free = point.exp()
-    none = torch.zeros(steps, dtype=point.dtype)
-    if shared:
-        return free[0].expand(steps), free[1].expand(steps) if plus else none
-    return free[:steps], torch.cat([free[steps:], none[:1]]) if plus else none
-
-
-def _starts(point: Tensor, own: Tensor, steps: int, plus: bool) -> list[Tensor]:
-    """Return where to look for settings of each step: near the shared ones, and one step further.
-    As λ (1 - γ λ)² takes [0, 4/(3γ)] to a ninth of it, gammas nine times as large follow."""
-    tilts = [torch.linspace(-t, t, steps, dtype=point.dtype) for t in (0.3, 0.8)]
-    near = [torch.cat([point[0] + tilt, point[1:].expand(plus * (steps - 1))]) for tilt in tilts]
-    if steps == 1:
-        return near[:1]
-    rates, gammas = own[: steps - 1], own[steps - 1 :]
-    for growth in (0.0, 1.0, 2.2):
-        more = (gammas[-1:] + 2.2 if steps > 2 else point[1:]) if plus else gammas
-        near.append(torch.cat([rates, rates[-1:] + growth, gammas, more]))
-    return near
-
-
-def _minimised(spectra: _Spectra, start: Tensor, steps: int, plus: bool, shared: bool) -> Tensor:
+def _minimised(spectra: _Spectra, start: Tensor, steps: int) -> Tensor:
     point = start.clone().requires_grad_()
     limits: dict[str, Any] = {"max_iter": 300, "tolerance_grad": 1e-9, "tolerance_change": 1e-12}
     search = torch.optim.LBFGS([point], **limits, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
-        value = _loss(spectra, point, steps, plus, shared).clamp(min=1e-300).log()
+        value = _loss(spectra, point, steps).clamp(min=1e-300).log()
         (point.grad,) = torch.autograd.grad(value, point)
         if value.isfinite() and point.grad.isfinite().all():
             return value

@@ -55,24 +55,6 @@ def test_start_and_update_add_up_to_attention(seed, batch, keys, dim, causal):
     np.testing.assert_allclose(step, part, atol=1e-10)
 
 
-@settings(max_examples=25)
-@given(seed=seeds, keys=integers(2, 6), batch=sampled_from([(), (2,)]))
-def test_the_trajectory_is_a_gradient_at_a_time(seed, keys, batch):
-    """Entry n is the step on the demonstrations among the first n keys."""
-    q, k, v, chosen = data(seed, keys, batch=batch)
-    found = dual.trajectory(q, k, v, chosen)
-    assert found.shape == (*batch, keys + 1, 2)
-    start, _ = dual.dual_form(q[..., None, :], k, v, chosen)
-    for n in range(keys + 1):
-        some = chosen & (torch.arange(keys) < n)
-        _, step = dual.dual_form(q[..., None, :], k, v, some)
-        torch.testing.assert_close(found[..., n, :], (start + step)[..., 0, :], **EXACT)
-    seen = torch.arange(keys) < keys - 1
-    cut = dual.trajectory(q, k, v, chosen, seen)[..., :-1, :]
-    part = dual.trajectory(q, k[..., :-1, :], v[..., :-1, :], chosen[..., :-1])
-    torch.testing.assert_close(cut, part, **EXACT)
-
-
 @settings(max_examples=10)
 @given(seed=seeds, alpha=sampled_from([-0.2, 0.0, 0.3, 1.0]), beta=sampled_from([-0.3, 0.2, 1.0]))
 def test_variants_are_steps_on_the_changed_losses(seed, alpha, beta):

@@ -17,7 +17,7 @@ exponent = scores(queries, keys)
 D = exponent.exp().sum(-1)  # of each query, (batch, query)
 mixed = features.attention(queries, keys, values)
 start, step = dual.dual_form(queries, keys, values, DEMOS)
-lengths = features.rescale(keys).square().sum(-1)[..., None, :]
+lengths = keys.square().sum(-1)[..., None, :] / math.sqrt(DIM)  # of keys over d^(1/4)
 
 
 def relative(found):
@@ -41,7 +41,7 @@ def test_a_slip_changes_what_a_head_says(slip):
 
 def test_a_gaussian_kernel_serves_keys_of_one_length():
     unit = keys / keys.norm(dim=-1, keepdim=True)
-    distance = torch.cdist(features.rescale(queries), features.rescale(unit)).square()
+    distance = torch.cdist(queries, unit).square() / math.sqrt(DIM)
     gaussian = (-distance / 2).softmax(-1) @ values
     torch.testing.assert_close(gaussian, features.attention(queries, unit, values), **TIGHT)
 
