@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -13,13 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger import dump, entry, measured
-from notebook_rules import problems
 
-from iclutils import claims, presets
-from iclutils.chapters.every_lens import question
+from iclutils import claims
 from iclutils.claims import Claim
 from iclutils.errors import IclError
-from iclutils.tasks import words
 
 NUMBERS = st.floats(-1e6, 1e6)
 ROOT = Path(__file__).parents[1]
@@ -90,20 +86,13 @@ def mini(**criteria):
         (mini(holds="> 0.5", weaker="<= 0.5"), "cannot fail"),  # together they cover it
         (mini(holds="> 1"), "can never decide"),  # outside the range
         (mini(holds=">= 0.5", weaker=">= 0.8"), "can never decide"),  # the first does
-        *((mini(holds=x), "is not one of") for x in (">= -inf", "< nan", "= 0.5", "> a", "1")),
-        (mini(hold=">= 0.8"), "Did you mean 'holds'"),
+        *((mini(holds=x), "is not one of") for x in ("< nan", "= 0.5", "1")),
         ({"kind": "identity"}, "names the algebra"),
-        ({"algebra": "Schur"}, "names the algebra"),
         ({"kind": "findings"}, "Did you mean 'finding'"),
         ({"tiers": {"mni": {"holds": ">= 0.8"}}}, "Did you mean 'mini'"),
-        ({"tiers": ["mini"]}, "90"),
         ({"statement": None}, "statement"),
         ({"id": "91.score"}, "does not belong here"),
-        ({"range": [0, "much"]}, "much"),
-        ({"over": {"mni": "seeds"}}, "Did you mean 'mini'"),
-        ({"measure": {"mini": ""}}, "does not say what is measured at mini"),
-        *((x, "90_demo") for x in ("", "just text", "- 1\n- 2\n", "a: [", "id: 90.x\n")),
-        (dump(entry(), entry()), "90_demo"),
+        *((x, "90_demo") for x in ("just text", "a: [", dump(entry(), entry()))),
     ],
 )
 def test_a_malformed_claim_or_file_is_refused(make_ledger, changes, message):
@@ -169,11 +158,9 @@ def test_what_left_the_ledger_is_left_out_and_damage_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"value": math.nan}, "not a number"),
         ({"value": math.inf}, "not a number"),
         ({"spread": math.nan}, "not a number"),
         ({"value": 2.0}, "outside its range"),
-        ({"tier": "paper"}, r"90\.score"),
         ({"detail": {"gain": math.nan}}, "JSON"),
     ],
 )
@@ -182,32 +169,6 @@ def test_what_cannot_be_judged_writes_and_prints_nothing(tmp_path, capsys, chang
         measured(**({"name": "90.score", "value": 0.9} | change))
     assert capsys.readouterr().out == ""
     assert claims.read_results(tmp_path / "results") == {}
-
-
-def test_what_a_finding_and_an_identity_need(make_ledger):
-    mini = {"mini": {"holds": ">= 0.5"}}
-    names = ("good", "alone", "single", "passes", "algebra", "untrue", "lost", "silent", "says")
-    kinds = {"algebra": "identity", "untrue": "identity"}
-    entries = (
-        entry(id=f"90.{n}", kind=kinds.get(n, "finding"), over="seeds", tiers=mini)
-        | ({"algebra": "Schur"} if n in kinds else {})
-        | ({"undefined": "nothing is there to measure"} if n == "says" else {})
-        for n in names
-    )
-    make_ledger("90_demo", dump(*entries))
-    for name, null in (("good", [0.1, 0.1]), ("alone", None), ("passes", [0.9, 0.9])):
-        measured(f"90.{name}", [0.8] * 5, null=null)
-    measured("90.single", 0.8, null=[0.1, 0.1])
-    for name in ("silent", "says"):
-        measured(f"90.{name}", [0.8] * 5)
-        measured(f"90.{name}", math.nan, tier="mini-null")
-    for name, value in (("algebra", math.nan), ("untrue", 0.1)):
-        measured(f"90.{name}", 0.8)
-        measured(f"90.{name}", value, tier="mini-null")
-    found = claims.read_results(claims.results_folder())
-    assert [text.split(".")[1].split()[0] for text in problems(found)] == [
-        *("alone", "single", "untrue", "lost", "silent")
-    ]
 
 
 @pytest.mark.usefixtures("one")
@@ -246,20 +207,8 @@ def test_the_difference_from_the_null_has_the_interval_of_scipy():
     assert claims.paired([1.0, 2.0], (1.0, 0.0, 2)) is None, "a mean has no pairs"
 
 
-NAMES = {2: "two", 3: "three", 4: "four", 8: "eight"}
-WORDS = {"01": "induction", "02": "label_words", "05": "gradient_descent"}
-
-
-def test_units_are_what_they_say():
-    """As many models as training seeds; as many lists as the functions' words are of."""
+def test_training_seeds_are_as_many_as_models():
     for (tier, name), result in claims.read_results(ROOT / "book/results").items():
-        over, chapter = claims.find(name).text_at("over", tier), name[:2]
-        if tier == "mini" and over.startswith("training seeds") and chapter not in ("04", "05"):
+        over = claims.find(name).text_at("over", tier)
+        if tier == "mini" and over.startswith("training seeds") and name[:2] not in ("04", "05"):
             assert result.count == len(result.model.split(", ")), name
-        if tier == "real" and (lists := re.search(r"on (\w+) word list", over)):
-            asked = getattr(presets.TIERS["real"], WORDS.get(chapter, "lenses")).functions
-            known = question.FUNCTIONS if chapter == "07" else words.FUNCTIONS
-            asked = asked or tuple(known)
-            tables = {known[x if isinstance(x, str) else x[0]][0] for x in asked}
-            every = "separate" if len(tables) == len(asked) else ""  # a list for each function
-            assert lists[1] in (every, NAMES.get(len(tables))), name

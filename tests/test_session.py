@@ -35,12 +35,8 @@ def test_beginning_says_what_runs_where(capsys, tmp_path, monkeypatch):
     mine = iclutils.begin(model=tmp_path.name)
     monkeypatch.chdir("/")
     assert mine.models("01") == (str(tmp_path),), "a folder is the one that the user saw"
-    published = iclutils.begin(model="gpt2", device="cpu")
-    assert (published.tier.name, published.own_model) == ("paper", "gpt2")
-    for given in ({"model": "smollm2-unquantised"}, {"model": "gpt2", "tier": "real"}):
-        assert iclutils.begin(**given).tier.name == "real"
-    for name in claims.chapters():
-        assert all(tier.models(name[:2]) for tier in presets.TIERS.values())
+    assert iclutils.begin(model="gpt2", device="cpu").tier.name == "paper"
+    assert iclutils.begin(model="smollm2-unquantised").tier.name == "real"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +87,6 @@ def test_a_check_is_judged_and_written(capsys, tmp_path):
     [
         ({}, "results"),
         ({"seed": 2}, "results/seed-2"),
-        ({"model": "induction-3"}, "results/model-induction-3"),
         ({"model": "owner/name@1", "seed": 1}, "results/seed-1/model-owner_name_1"),
         ({"model": "smollm2"}, "results"),  # the tier's own, by its name
     ],
@@ -161,14 +156,14 @@ def test_a_published_model_is_judged_where_it_belongs_and_reported_elsewhere(
 
 def test_what_was_noted_beside_a_claim_of_the_real_model(make_ledger, capsys):
     make_ledger("01_demo", ledger("01", "real"))
-    iclutils.begin("real", device="cpu").check("01.score", [0.9, 0.8], curve=[1.0, 2.0])
-    iclutils.begin("real", device="cpu", weights="random").check("01.score", 0.1, curve=[3.0])
-    stored = iclutils.begin("real", device="cpu").stored_result("01.score")
+    real, null = (iclutils.begin("real", device="cpu", weights=w) for w in ("trained", "random"))
+    real.check("01.score", [0.9, 0.8], curve=[1.0, 2.0])
+    null.check("01.score", 0.1, curve=[3.0])
+    stored = real.stored_result("01.score")
     assert stored.pop("curve") == [1.0, 2.0]
     assert stored == pytest.approx({"value": 0.85, "spread": 0.05})
-    assert iclutils.begin(device="cpu").stored_result("01.score") == {}  # it is not committed
-    null = iclutils.begin("real", device="cpu", weights="random")
     assert null.stored_result("01.score")["curve"] == [3.0]
+    assert iclutils.begin(device="cpu").stored_result("01.score") == {}  # it is not committed
 
 
 def test_a_table_shows_claims_in_every_column(score, capsys):
@@ -179,14 +174,6 @@ def test_a_table_shows_claims_in_every_column(score, capsys):
     said = capsys.readouterr().out
     assert "01.score  The score is high." in said
     assert "Small models  0.900 (holds)" in said
-    book.table(f"01-{claims.find('01.score').cell}")
-    assert capsys.readouterr().out == said
-    iclutils.begin("real", device="cpu").check("01.score", [0.5] * 5)  # here, and not committed
-    capsys.readouterr()
-    book.table("01.score")
-    assert "0.500" not in capsys.readouterr().out
-    with pytest.raises(IclError, match=r"Unknown claim '01\.scoer'\. Did you mean '01\.score'"):
-        book.table("01.scoer")
 
 
 @pytest.mark.parametrize(
@@ -222,5 +209,3 @@ def test_worked_examples_take_smollm2_or_say_what_takes_its_place(capsys, monkey
     words = ["<bos>", "A", " rose", " is", "\n", "a", " rose", ",", " is"]
     assert net.to_str_tokens(text) == words
     assert net.to_tokens(text + " tulip")[0].tolist() == [511, 0, 1, 2, 3, 4, 1, 5, 2, 511]
-    wide = " ".join(map(str, range(600)))
-    assert book.example("induction-3", wide).to_tokens(wide).max() == 511, "it has no more"

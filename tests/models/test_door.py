@@ -98,7 +98,7 @@ def test_a_state_of_a_folder_and_its_sentence(what, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_what_is_whole_is_read_as_hugging_face_reads_it(kind, tmp_path):
     """Tied weights are not lacking, and buffers of old files are not left over."""
     ARCHITECTURES[kind](tmp_path)

@@ -49,10 +49,3 @@ def test_qk_matching_at_a_distance(tmp_path, kind, distance):
     expected = [(matches.argmax(axis) == own).double().mean().item() for axis in (1, 0)]
     found = weights.qk_matching(models.load(tmp_path), (0, 1), (2, 3), distance)
     assert found == pytest.approx(tuple(expected), abs=1e-6)
-
-
-def test_folded_weights_hold_the_norm(tmp_path):
-    layer = save_grouped(tmp_path).model.layers[1]
-    folded = models.load(tmp_path, fold=True)
-    expected = layer.input_layernorm.weight[:, None] * layer.self_attn.k_proj.weight[8:].T
-    torch.testing.assert_close(folded.W_K[1, 3], expected.detach())

@@ -2,7 +2,6 @@
 
 import shutil
 import warnings
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -17,14 +16,13 @@ from iclutils.files import sha256
 from iclutils.interp import invariants
 from iclutils.models import language
 
-small = partial(models.load, "induction-0")
 
-
-@pytest.mark.parametrize("fold", [False, True])
-@pytest.mark.parametrize("save", [save_gpt2, save_neox, save_gptj])
+@pytest.mark.parametrize(
+    ("save", "fold"), [(save_gpt2, True), (save_neox, False), (save_gptj, False)]
+)
 def test_whose_attention_can_be_edited_is_measured(tmp_path, monkeypatch, save, fold):
     """The same answer as an edit in the open: does halving the attention change anything?"""
-    editable, fold = save != save_gptj, fold and save != save_gptj
+    editable = save != save_gptj
     save(tmp_path)
     bridge, x = models.load(tmp_path, fold=fold), tokens(1, 6)
     plain = models.logits(bridge, x)
@@ -70,24 +68,6 @@ def test_a_hub_checkpoint_with_the_real_tokenizer(tmp_path, shared, monkeypatch)
     (tmp_path / "merges.txt").write_text("changed")
     with pytest.raises(IclError, match=r"merges.txt .*pinned SHA-256.*Delete that file"):
         models.load("gpt2")
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: models.load("gtp2"), "Unknown model 'gtp2'. Did you mean 'gpt2'"),
-        (lambda: models.load("owner/name@main"), "full 40-hex commit.*got 'main'"),
-        (lambda: models.load("gpt2@" + "a" * 40), "is pinned to revision"),
-        (lambda: models.load("./no/such/folder"), "There is no folder"),
-        (lambda: models.load("a/b@" + "a" * 40), "Could not fetch a/b at aaaaaaaaaaaa .*mini tier"),
-        (lambda: models.logits(small(), tokens(1, 97)), "97 tokens and the model reads at most 96"),
-        (lambda: models.logits(small(), torch.tensor([[1, 512]])), "Token ids must lie in"),
-    ],
-)
-def test_wrong_names_and_tokens_say_what_to_do(call, message, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(IclError, match=message):
-        call()
 
 
 def test_a_tokenizer_is_the_model_s_own_or_given(tmp_path):

@@ -139,18 +139,6 @@ def test_contexts_without_an_ensemble_axis_go_to_every_network():
     torch.testing.assert_close(whole(xs, ys)[1:2], random(SHAPES["deep"], (5,))(xs, ys), **TIGHT)
 
 
-def test_weights_start_as_said():
-    """Normal, of standard deviation scale / sqrt(channels · layers); LayerNorm starts plain."""
-    network = LSA(Shape(30, 5, layers=4, heads=2, norm=True), (0, 1), scale=0.5)
-    for part in network.attention.values():
-        assert part.shape == (2, 4, 2, 31, 31)
-        assert float(part.detach().std()) == pytest.approx(0.5 / math.sqrt(31 * 4), rel=0.03)
-    assert bool((network.others["gain"] == 1).all())
-    assert not network.others["shift"].any()
-    again = LSA(network.shape, (1,), scale=0.5)
-    assert torch.equal(again.attention["key"][0], network.attention["key"][1])
-
-
 @every_shape
 def test_networks_of_given_weights_and_of_files(name, tmp_path):
     network = LSA(SHAPES[name], (3, 4), scale=1.0)

@@ -1,17 +1,52 @@
-"""What a lens does not know of a model it refuses, and names itself and the reason."""
+"""What this room refuses: wrong names and sizes, and models that a lens cannot read."""
 
 from functools import partial
 
 import pytest
 import torch
 from random_layers import seeded
-from tiny import save_grouped
+from tiny import save_grouped, tokens
 
 from iclutils import IclError, models
 from iclutils.chapters.label_anchors import saliency
 from iclutils.interp import at_query, hooks, kv_cache, weights
+from iclutils.models import regressors
 from iclutils.tasks import topics
 from tools.architectures import save
+
+small = partial(models.load, "induction-0")
+
+
+def answers(xs, ys):
+    """Of two regressors of 3 dimensions and at most 5 pairs."""
+    shape = regressors.Shape(3, 5, "two", 2, 16, 2)
+    return regressors.InContextRegressors(shape, [0, 1])(xs, ys)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: models.load("gtp2"), "Unknown model 'gtp2'. Did you mean 'gpt2'"),
+        (lambda: models.load("owner/name@main"), "full 40-hex commit.*got 'main'"),
+        (lambda: models.load("gpt2@" + "a" * 40), "is pinned to revision"),
+        (lambda: models.load("./no/such/folder"), "There is no folder"),
+        (lambda: models.load("a/b@" + "a" * 40), "Could not fetch a/b at aaaaaaaaaaaa .*mini tier"),
+        (lambda: models.logits(small(), tokens(1, 97)), "97 tokens and the model reads at most 96"),
+        (lambda: models.logits(small(), torch.tensor([[1, 512]])), "Token ids must lie in"),
+        (lambda: answers(torch.zeros(1, 4, 5, 2), torch.zeros(1, 4, 5)), "3 dimensions; got 2"),
+        (lambda: answers(torch.zeros(1, 4, 6, 3), torch.zeros(1, 4, 6)), "1 to 5 pairs.*got 6"),
+        (
+            lambda: answers(torch.zeros(3, 4, 5, 3), torch.zeros(3, 4, 5)),
+            "1 or all 2 networks",
+        ),
+        (lambda: answers(torch.zeros(1, 4, 5, 3), torch.zeros(1, 4, 5) / 0), "NaN or infinite"),
+    ],
+)
+def test_wrong_names_and_sizes_say_what_to_do(call, message, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(IclError, match=message):
+        call()
+
 
 WINDOW = {"sliding_window": 8, "vocab_size": topics.VOCAB, "max_position_embeddings": 256}
 TOKENS = torch.randint(1, 59, (2, 11), generator=seeded(0))

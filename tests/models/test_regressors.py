@@ -2,14 +2,12 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 from transformers import GPT2Config, GPT2Model
 
-from iclutils import IclError
 from iclutils.models import regressors
 from iclutils.models.regressors import InContextRegressors, Shape, as_tokens
 
@@ -68,7 +66,7 @@ def test_no_prediction_sees_its_own_y_or_what_comes_later(at, form):
     xs, ys = data()
     before = network(xs, ys)
     assert_close(network(xs[:, :, : at + 1], ys[:, :, : at + 1]), before[..., : at + 1])
-    ys[..., at] += 1.0
+    ys[..., at] = torch.nan if at == 4 else ys[..., at] + 1  # the last y is never read
     if at < 4:
         xs[..., at + 1 :, :] += 1.0
     changed = (network(xs, ys) - before).abs().amax((0, 1)) > 0
@@ -97,29 +95,9 @@ def test_an_ensemble_is_its_networks_one_by_one():
 def test_what_is_saved_comes_back(tmp_path):
     network = InContextRegressors(SMALL, [0, 7])
     network.tasks = [{"dim": 3, "noise": 0.0}, {"dim": 3, "noise": 0.5}]
-    for dtype in (torch.float16, torch.float32):
-        network.save(tmp_path) if dtype == torch.float16 else network.save(tmp_path, dtype)
-        again = regressors.load(tmp_path)
-        assert (again.shape, again.seeds, again.tasks) == (SMALL, (0, 7), network.tasks)
-        assert not again.training
-        for ours, theirs in zip(again.parameters(), network.parameters(), strict=True):
-            assert torch.equal(ours, theirs.to(dtype).float())
-            assert not ours.requires_grad
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda x, y: (x[..., :2], y), r"x of 3 dimensions; got 2"),
-        (lambda x, y: (x[:, :, [0] * 6], y[:, :, [0] * 6]), r"1 to 5 pairs.*got 6"),
-        (lambda x, y: (x.expand(3, -1, -1, -1), y.expand(3, -1, -1)), "1 or all 2 networks; got 3"),
-        (lambda x, y: (x, y.index_fill(2, torch.tensor([2]), torch.nan)), "NaN or infinite"),
-    ],
-)
-def test_contexts_that_do_not_fit_are_refused(change, message):
-    network = InContextRegressors(SMALL, [0, 1])
-    xs, ys = data()
-    with pytest.raises(IclError, match=message):
-        network(*change(xs, ys))
-    ys[..., -1] = torch.nan  # never read
-    assert network(xs, ys).isfinite().all()
+    network.save(tmp_path)
+    again = regressors.load(tmp_path)
+    assert (again.shape, again.seeds, again.tasks) == (SMALL, (0, 7), network.tasks)
+    for ours, theirs in zip(again.parameters(), network.parameters(), strict=True):
+        assert torch.equal(ours, theirs.half().float())
+        assert not ours.requires_grad

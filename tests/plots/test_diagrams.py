@@ -8,16 +8,6 @@ from iclutils.plots import diagrams
 
 mpl.use("Agg")
 pytestmark = pytest.mark.usefixtures("closed")
-WORDS = ["start", "fox", "ink", "oak", "bob", "fox"]
-
-
-def pair():
-    """A perfect previous-token head, and an induction head that finds the token at 2."""
-    previous = torch.eye(6).roll(1, 0).tril()
-    induction = torch.zeros(6, 6)
-    induction[:, 0] = 0.25
-    induction[5, 2] = 0.75
-    return previous, induction
 
 
 def said(figure):

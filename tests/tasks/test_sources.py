@@ -101,22 +101,6 @@ def test_five_demonstration_sets_of_the_paper_are_evaluated(model, seed, first):
 
 
 @pytest.mark.usefixtures("hand_made")
-def test_varied_prompts_have_demonstrations_of_their_own(model):
-    found = read(open_source("ag_news", model).varied(40))
-    expected = [name for s in range(42, 47) for name in names("test", queries(s, 8))]
-    assert [asked for *_, asked in found] == expected
-    assert len({tuple(shown) for shown, _, _ in found}) > 30
-    orders = [tuple(labels) for _, labels, _ in found]
-    assert len(set(orders[:7])) == 1, "one order of labels for each seed"
-    assert len(set(orders)) > 1
-    for shown, labels, _ in found:
-        truth = [LABELS["ag_news"][rows("ag_news", "train")[int(t[5:])][1]] for t in shown]
-        assert labels == truth
-    everything = open_source("ag_news", model).varied(1000)
-    assert len(everything) == 5 * (TEST - 1), "all rows but the one that is too long"
-
-
-@pytest.mark.usefixtures("hand_made")
 @pytest.mark.parametrize("draw", [0, 1, 4])
 def test_training_rows_share_the_demonstrations_and_repeat_none(model, draw):
     asked, trained = open_source("ag_news", model, generator).fixed(draw, 9, train_per_class=3)
@@ -179,4 +163,3 @@ def test_other_labels(reader):
             assert label_line == f"Tense: {'Future' if past else 'Past'}"
         assert row[-1] == "Tense:"
         assert gold == classes[row[-2].removeprefix("Sentence: ")]
-    assert open_source("sentiment", reader).evaluation(10, shots=99).label_pos.shape[1] <= 40

@@ -40,25 +40,6 @@ def gpt2(shared):
     return AutoTokenizer.from_pretrained(shared / "gpt2-tokenizer", local_files_only=True)
 
 
-def check_against_words(prompts, tokenizer, task):
-    """Every position, found again from the decoded tokens alone."""
-    for n in range(len(prompts)):
-        q = int(prompts.target[n])
-        tokens = prompts.tokens[n, : q + 1].tolist()
-        assert tokenizer.decode(tokens[q]) == ":"
-        for d, p in enumerate(prompts.label_pos[n].tolist()):
-            word = task.label_words[int(prompts.demo_class[n, d])]
-            assert int(prompts.cue_pos[n, d]) == p - 1
-            end = p
-            while prompts.roles[n, end] == Role.LABEL:
-                end += 1
-            assert tokenizer.decode(tokens[p:end]).strip() == word.strip()
-            assert tokenizer.decode(tokens[p - 1]) == ":"
-            assert tokenizer.decode(tokens[end]) == "\n"
-            assert prompts.roles[n, p - 1] == prompts.roles[n, end] == Role.FORMAT
-        assert (prompts.roles[n, q + 1 :] == Role.PAD).all()
-
-
 def written(task, shown, query):
     demos = [f"{task.cue} {t}\n{task.answer_cue}{task.label_words[c]}\n" for t, c in shown]
     return f"{''.join(demos)}{task.cue} {query}\n{task.answer_cue}"
@@ -107,13 +88,13 @@ def test_hard_texts_are_tokenised_as_the_whole_string(gpt2, hard):
     shown = [(hard, 1), ("plain", 0), (hard, 0)]
     prompts = text.build(text.TASKS["sst2"], gpt2, [shown], [(hard, 0)], context=1024)
     assert prompts.tokens[0].tolist() == gpt2(written(text.TASKS["sst2"], shown, hard))["input_ids"]
-    check_against_words(prompts, gpt2, text.TASKS["sst2"])
     bodies = prompts.tokens[0][prompts.roles[0] == Role.TEXT]
     assert gpt2.decode(bodies.tolist()) == f" {hard} plain {hard}"
     shown = [(hard, c) for c in (3, 0, 5, 1, 4, 2)]
     prompts = text.build(text.TASKS["trec"], gpt2, [shown], [(hard, 3)], context=1024)
-    assert int((prompts.roles == Role.LABEL).sum()) == 8  # one label word has three sub-tokens
-    check_against_words(prompts, gpt2, text.TASKS["trec"])
+    labels = prompts.tokens[0][prompts.roles[0] == Role.LABEL]  # one has three sub-tokens
+    words = "".join(text.TASKS["trec"].label_words[c] for _, c in shown)
+    assert gpt2.decode(labels.tolist()) == words
 
 
 def test_over_long_prompts_are_refused_or_dropped_never_cut():
@@ -182,7 +163,6 @@ def test_rows_from_a_folder_keep_their_order(tmp_path, monkeypatch):
     ("name", "line", "message"),
     [
         ("trec", {"text": "a", "label-coarse": 0}, "'coarse_label', a class id in 0..5: "),
-        ("sst2", {"sentence": "a", "label": 2}, r"got \('a', 2\)"),
         ("sst2", {"sentence": None, "label": 1}, r"got \(None, 1\)"),
         ("sst2", "{'sentence'", "JSON"),
     ],

@@ -1,8 +1,11 @@
 """Regression in numbers written in tokens: what is written, and what is read off the model."""
 
+import numpy as np
 import pytest
 import torch
 from random_layers import seeded
+from sklearn.linear_model import LinearRegression, Ridge
+from sklearn.neighbors import KNeighborsRegressor
 from tiny import BOS, save_gpt2, save_grouped
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
@@ -10,7 +13,7 @@ from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
 from iclutils import models
-from iclutils.chapters.ridge_ols.text import ask_every_number, predict_numbers
+from iclutils.chapters.ridge_ols.text import predict_numbers, text_baselines
 from iclutils.tasks import numbers
 
 SAVE = {"gpt2": save_gpt2, "llama": save_grouped}
@@ -60,19 +63,18 @@ def test_numbers_are_predicted(kind, tmp_path):
     torch.testing.assert_close(mean, wanted, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("kind", SAVE)
-def test_every_number_is_asked(kind, tmp_path):
-    """Against contexts in which that x was written, one by one."""
-    SAVE[kind](tmp_path)
-    model = models.load(tmp_path)
-    values = torch.arange(20, 27)[:, None]
-    form = numbers.NumberFormat(values, between=(10, 13), after=(11,))
-    drawn = numbers.contexts(form, 6, 5, seeded(5))
-    answers = ask_every_number(model, form, drawn, [1, 4])
-    assert answers.shape == (6, 2, 7)
-    for n, entry in ((1, 0), (4, 1)):
-        for query in (0, 6):
-            asked = drawn.xs.clone()
-            asked[:, n] = form.numbers[query]
-            byhand = predict_numbers(model, form, asked, drawn.ys)[0][:, n]
-            torch.testing.assert_close(answers[:, entry, query], byhand, atol=1e-4, rtol=0)
+def test_baselines_are_those_of_scikit_learn_and_of_a_mean():
+    """At the last of eight pairs: lines with an intercept, the nearest pair, labels alone."""
+    xs = torch.randn(1, 8, 1, generator=seeded(1)).double()
+    ys = torch.randn(1, 8, generator=seeded(2)).double()
+    x, y, query = xs[0, :7].numpy(), ys[0, :7].numpy(), xs[0, 7:].numpy()
+    both = np.concatenate([x, 0 * x + 1], 1)  # the constant is shrunk, too
+    expected = {
+        "line": LinearRegression().fit(x, y).predict(query)[0],
+        "line, ridge 1": Ridge(1.0, fit_intercept=False).fit(both, y).coef_ @ [*query[0], 1],
+        "1-NN": KNeighborsRegressor(1).fit(x, y).predict(query)[0],
+        "mean label": y.mean(),
+        "last label": y[-1],
+    }
+    found = {name: float(text_baselines()[name](xs, ys)[0, 7]) for name in expected}
+    assert found == pytest.approx(expected)
