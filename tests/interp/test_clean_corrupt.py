@@ -74,8 +74,6 @@ def test_scores_are_log_probabilities(gpt2, narrow):
 @given(layers=st.integers(1, 4), heads=st.integers(1, 4), parallel=st.booleans())
 def test_the_graph_has_every_later_reader(layers, heads, parallel):
     shape = graph.Graph(layers, heads, parallel)
-    assert len(shape.writers) == 1 + layers * (heads + 1)
-    assert len(shape.readers) == layers * (3 * heads + 1) + 1
     per_layer = 3 * heads + 1
     count = sum(
         (1 + layer * (heads + 1)) * per_layer + (0 if parallel else heads)

@@ -78,12 +78,6 @@ def test_qk_matching_equals_the_dense_matrix(tmp_path, among):
     assert found == pytest.approx(tuple(expected), abs=2 / 700)
 
 
-def test_pairs_go_upwards(gpt2):
-    pairs = weights.head_pairs(gpt2)
-    assert len(pairs) == len(set(pairs)) == 4 * 4 * 3
-    assert all(a[0] < b[0] for a, b in pairs)
-
-
 def turn(size, distance):
     """The matrix between a query and a key so many tokens before it: halves paired."""
     angle = distance * 10_000.0 ** (-torch.arange(0, size, 2).double() / size)

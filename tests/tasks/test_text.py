@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 from random_layers import seeded
 from tiny import real_tokenizer, whole_words
-from transformers import AutoTokenizer
 
 from iclutils import IclError
 from iclutils.tasks import text, words
@@ -36,8 +35,8 @@ SHOWN = [("w1 w2", 1), ("w3", 0)]
 
 
 @pytest.fixture
-def gpt2(shared):
-    return AutoTokenizer.from_pretrained(shared / "gpt2-tokenizer", local_files_only=True)
+def gpt2():
+    return real_tokenizer("gpt2")
 
 
 def written(task, shown, query):
@@ -45,7 +44,6 @@ def written(task, shown, query):
     return f"{''.join(demos)}{task.cue} {query}\n{task.answer_cue}"
 
 
-@pytest.mark.shared
 def test_the_golden_prompt(gpt2):
     """Positions that the released code finds in this prompt."""
     shown = [("a great movie", 1), ("awful film", 0)]
@@ -67,7 +65,6 @@ def test_the_golden_prompt(gpt2):
     assert (roles == Role.LABEL).nonzero()[:, 0].tolist() == [9, 19]
 
 
-@pytest.mark.shared
 def test_label_tokens_and_templates_are_the_published_ones(gpt2):
     for name, first in FIRST.items():
         task = text.TASKS[name]
@@ -82,7 +79,6 @@ HARD = ["ends in a space ", "two  spaces , ends in three   ", "'s", "crème brû
         ": punctuation first", "Sentiment: Positive", "a line\nbreak\n\n"]  # fmt: skip
 
 
-@pytest.mark.shared
 @pytest.mark.parametrize("hard", HARD)
 def test_hard_texts_are_tokenised_as_the_whole_string(gpt2, hard):
     shown = [(hard, 1), ("plain", 0), (hard, 0)]

@@ -26,17 +26,6 @@ def cut(model, prompts, keep):
     return target_logits(model, prompts, [(name, forbid) for name in names])
 
 
-@pytest.mark.parametrize("name", ["gpt2", "neox", "qwen2", "gptj"])  # gptj: attention is not edited
-@pytest.mark.parametrize("shared", [False, True])
-def test_everything_with_offset_is_the_whole_prompt(name, shared, request):
-    model = request.getfixturevalue(name)
-    prompts = random_prompts(3, count=5, shots=2, shared=shared)
-    whole = target_logits(model, prompts).gather(1, prompts.label_words)
-    for size in (None, 2):
-        (again,) = compression.compress(model, prompts, [compression.everything], batch_size=size)
-        torch.testing.assert_close(again.class_logits, whole, atol=1e-5, rtol=1e-5)
-
-
 @given(prompts=prompts_strategy(), seed=st.integers(0, 99))
 @settings(max_examples=7)
 def test_answers_equal_cut_edges_whatever_the_padding(gpt2, prompts, seed):

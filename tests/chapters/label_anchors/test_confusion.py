@@ -6,14 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_prompts import random_prompts, two_sets
 from sklearn.decomposition import PCA
 from sklearn.metrics import roc_auc_score
 
-from iclutils import IclError
 from iclutils.chapters.label_anchors import confusion
-from iclutils.chapters.label_anchors.answers import answers
-from iclutils.models import cached
 
 
 def noise(*shape, seed=0):
@@ -54,36 +50,6 @@ def test_auc_is_scikit_learns(seed, classes):
             expected = roc_auc_score(gold[rows] == i, share)
             assert auc[i, j].item() == pytest.approx(expected, abs=1e-9)
             assert auc[i, j] == auc[j, i]
-
-
-def test_queries_and_keys_are_the_models(model):
-    """Of several demonstrations of a class the keys are averaged; others are refused."""
-    prompts = random_prompts(5, count=4, classes=2, shots=2, shared=True)
-    queries, keys, found = confusion.queries_and_keys(model, prompts, batch_size=3)
-    expected = answers(model, prompts).class_logits
-    torch.testing.assert_close(found.class_logits, expected, atol=1e-5, rtol=1e-5)
-    names = [f"blocks.1.attn.hook_{name}" for name in "qk"]
-    _, cache = cached(model, prompts.tokens, names)
-    for row in range(len(prompts)):
-        expected = cache[names[0]][row, prompts.target[row]].flatten()
-        torch.testing.assert_close(queries[1, row], expected, atol=1e-5, rtol=1e-5)
-    for c in range(2):
-        places = prompts.label_pos[0][prompts.demo_class[0] == c]
-        expected = cache[names[1]][0, places].flatten(1).mean(0)
-        torch.testing.assert_close(keys[1, c], expected, atol=1e-5, rtol=1e-5)
-    with pytest.raises(IclError, match="share demonstrations"):
-        confusion.queries_and_keys(model, two_sets())
-
-
-def test_rotation_does_not_enter(gpt2, neox):
-    """In the first layer of a rotary model a key is its token's, wherever the token stands."""
-    prompts, gap = random_prompts(1, count=12), []
-    for model in (neox, gpt2):
-        found = [confusion.queries_and_keys(model, prompts[row])[1][0] for row in range(12)]
-        words, flat = prompts.label_words.flatten(), torch.cat(found)
-        gap.append(((flat[:, None] - flat).norm(dim=-1) * (words[:, None] == words)).max())
-    assert gap[0] < 1e-4
-    assert gap[1] > 0.1
 
 
 def test_rho_is_spearmans_over_pairs():

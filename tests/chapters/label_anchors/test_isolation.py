@@ -17,22 +17,8 @@ from iclutils.chapters.label_anchors.isolation import (
     random_positions,
     wrong_positions,
 )
-from iclutils.interp.hooks import run_with_hooks
 from iclutils.interp.kv_cache import demonstrations
-from iclutils.models import get_act_name
 from iclutils.tasks.prompts import Role
-
-
-def test_only_the_rows_of_label_words_change(model):
-    prompts = random_prompts(seed=2, count=4, longest=3)
-    name, hooks = get_act_name("pattern", 0), isolation(model, prompts, [0])
-    clean, cut = (run_with_hooks(model, prompts.tokens, h, [name])[1][name] for h in ([], hooks))
-    for row, places in enumerate(prompts.label_pos.tolist()):
-        for p in places:
-            assert not cut[row, :, p, :p].any()
-            torch.testing.assert_close(cut[row, :, p, p], torch.ones(model.cfg.n_heads))
-        others = sorted(set(range(cut.shape[-1])) - {*places})
-        assert torch.equal(cut[row][:, others], clean[row][:, others])
 
 
 def test_the_last_layer_is_blind(gpt2):

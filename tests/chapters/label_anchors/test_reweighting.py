@@ -60,7 +60,7 @@ def test_gradient_at_zero_is_the_saliency_of_the_edge(model):
             torch.testing.assert_close(found, edges[row, :, p], atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("batch", "seed"), [(None, 3), (1, 3), (1, None)])
+@pytest.mark.parametrize(("batch", "seed"), [(None, 3), (1, None)])
 def test_a_fit_is_steps_of_adam(gpt2, batch, seed):
     prompts, draw = random_prompts(7, count=4, shared=True), seeded(seed) if seed else None
     found = fit(prepare(gpt2, prompts), draw, epochs=2, batch=batch)
@@ -76,11 +76,10 @@ def test_a_fit_is_steps_of_adam(gpt2, batch, seed):
     torch.testing.assert_close(found, beta.detach(), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("batch", [None, 1])
-def test_comparing_is_fitting_and_answering_set_by_set(gpt2, batch):
+def test_comparing_is_fitting_and_answering_set_by_set(gpt2):
     asked = [random_prompts(s, n, shots=2, shared=True) for s, n in ((3, 24), (4, 26))]
     pairs = [(some[:8], some[8:]) for some in asked]
-    options = {"epochs": 3, "batch": batch, "lr": 0.5}
+    options = {"epochs": 3, "batch": None, "lr": 0.5}
     found = compare(gpt2, pairs, seeded(2), **options, batch_size=5)
     draw, moved = seeded(2), 0.0
     for (train, test), (before, after) in zip(pairs, found, strict=True):
