@@ -137,23 +137,6 @@ def test_what_is_not_judged_is_said_and_not_kept(given, value, said, capsys, tmp
         book.check("01.scor", 0.9)
 
 
-@pytest.mark.parametrize(("model", "home", "away"), [("gpt2", "01", "02"), ("gpt2-xl", "02", "01")])
-def test_a_published_model_is_judged_where_it_belongs_and_reported_elsewhere(
-    make_ledger, capsys, tmp_path, model, home, away
-):
-    for chapter in ("01", "02"):
-        make_ledger(f"{chapter}_demo", ledger(chapter, "paper"))
-    book = iclutils.begin(model=model, device="cpu")
-    assert book.models(home) == book.models(away) == (model,)
-    book.check(f"{away}.score", 0.25)
-    book.check(f"{home}.score", 0.9)
-    assert capsys.readouterr().out.splitlines()[1:] == [
-        f"measured        {away}.score = 0.25 (score, a fraction)"
-    ]
-    ((key, result),) = claims.read_results(tmp_path / "results").items()
-    assert (key, result.model) == (("paper", f"{home}.score"), model)
-
-
 def test_what_was_noted_beside_a_claim_of_the_real_model(make_ledger, capsys):
     make_ledger("01_demo", ledger("01", "real"))
     real, null = (iclutils.begin("real", device="cpu", weights=w) for w in ("trained", "random"))

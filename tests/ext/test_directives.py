@@ -9,7 +9,6 @@ from ledger import LEDGER, measured
 from small_book import Book
 
 from book import _ext  # noqa: F401, it reads the zoo, which a test moves
-from book._ext.equations import mathml
 from iclutils import claims, zoo
 
 BIB = "@misc{xiang2024, author={Xiang, Shuyang}, title={A Note}, year={2024}}"
@@ -96,13 +95,7 @@ def test_pages_show_the_results_there_are(book):
     assert shown(html, "published") == ["−13.898"]
     html = book.html("book/scorecard")
     _, first, second, *counts = rows(html)
-    assert counts == [
-        "Findings of on small models holds weaker too few to tell fails its bar null does as well",
-        "papers 1 0 1 0 0 0",
-        "study notes 0 0 0 0 0 0",
-        "our own 0 0 0 0 0 0",
-        "all 1 0 1 0 0 0",
-    ]
+    assert counts[-1] == "all 1 0 1 0 0 0"
     assert "Counted apart: 0 identities, which any network obeys and 1 errata." in plain(html)
     assert 'id="claim-90-first"' in html
     assert 'href="../notebooks/90_demo.html#start"' in html
@@ -114,7 +107,6 @@ def test_pages_show_the_results_there_are(book):
     assert links == ["90-first", "90-second"]
     first, second = re.findall(r'<table class="[^"]*evidence.*?</table>', html, re.DOTALL)
     assert rows(first)[1].startswith("It is big. (row) not run 0.50 ± 0.01 weaker −13.898")
-    assert re.search('<details class="rows"><summary>1 more row', html.split(first)[1])
     assert rows(second)[1].startswith("It is round. (row) – not run –")
     measure(book, "90.first", 2.25, detail={"best": "6.9"})
     measure(book, "90.first", 3.0, tier="paper")
@@ -129,52 +121,10 @@ def test_pages_show_the_results_there_are(book):
     assert "all 1 1 0 0 0 0" in rows(book.html("book/scorecard"))
 
 
-def test_chapters_figures_and_drawers_have_their_form_and_formulas_no_script(book):
-    other = {"caption": "No."}
-    title = "# Demo\n\nSee {numref}`fig-dot`, and $x_1$, $\\hat y_1$."
-    dots = {"name": "fig-dot", "caption": "A dot of *ink*."}
-    drawer = "Story.\n\n(07-drawer)=\n## Behind\n\n### A part\n\nNumbers."
-    book.write("notebooks/07_demo.ipynb", chapter(title, dots, other, drawer))
-    book.write("notebooks/07_appendix.ipynb", chapter("# More", other))
-    assert book.build() == ""
-    page = book.html("notebooks/07_appendix")
-    assert "<h1>More" in page
-    assert "Fig. 7A.1 No." in plain(page)
-    page = book.html("notebooks/07_demo")
-    assert "<h1>07 Demo" in page
-    assert "07 Demo" in book.html("index")
-    assert "See Fig. 7.1, and" in plain(page)
-    assert "Fig. 7.2 No." in plain(page)
-    assert 'alt="A dot of ink."' in page
-    assert page.count("<msub>") == 2
-    assert "munder" not in page, "an index stands beside its letter, also below an accent"
-    assert not re.search("<script[^>]*mathjax", page.lower())
-    section = page[page.index('id="behind"') : page.index("</details>")]
-    assert section.index("<h2>Behind") < section.index("<details") < section.index("A part")
-    assert not re.search("Story|<details[^>]* open", section)
-
-
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        (r"\bigl(\sum_i x_i\bigr)^2", 'fence="true"'),
-        (r"\mathcal L, \mathbb E, \mathbb R", "ℒ"),
-        (r"\begin{aligned} a &= b \\ &= c \end{aligned}", "<mtable"),
-        (r"\arg\min_w f(w)", "arg"),
-        (r"\sum_{\text{all } j} x", "<mtext>all"),
-    ],
-)
-def test_a_formula_is_mathml(text, part):
-    made = mathml(text, "block")
-    assert part in made
-    assert "&amp;" not in made
-
-
 def test_what_is_wrong_is_a_warning_where_it_stands(book):
     mistakes = {
         "{measured}`90.frist`": "Unknown claim '90.frist'. Did you mean '90.first'?",
         "{published}`91.first`": "Unknown claim '91.first'.",
-        "{measured}`90.second@paper`": "Unknown tier of claim 90.second 'paper'. Known: mini.",
         "{measured}`90.first.colour`": "Unknown field of 90.first 'colour'.",
         "{measured}`first`": "is not of the form 01.claim",
         "$\\nonsense{1}$": "unknown command \\nonsense",
@@ -189,8 +139,6 @@ def test_what_is_wrong_is_a_warning_where_it_stands(book):
     book.write("book/scorecard.md", "# Scorecard\n\n```{scorecard}\n```")
     book.write("notebooks/90_demo.ipynb", chapter("# Demo"))
     assert "cross-reference target not found: '90-start'" in book.build()
-    book.write("book/results/mini/90.json", "{}")
-    assert re.search(r"scorecard.md:3: .*holds no results", book.build())
 
 
 def test_the_reference_shows_signatures_text_and_examples_and_one_card_a_kind(

@@ -1,10 +1,7 @@
 """Sources of prompts: which rows, which demonstrations, read off the tokens alone."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
-import torch
 from tiny import real_tokenizer, save_gpt2, whole_words
 
 import iclutils
@@ -98,24 +95,6 @@ def test_five_demonstration_sets_of_the_paper_are_evaluated(model, seed, first):
     assert source.evaluation(38, shots=2).gold.tolist() == gold
     (shown, _, _), *_ = read(open_source("ag_news", model, generator).evaluation(5, shots=5))
     assert shown == names("train", demonstrations("ag_news", 42, 3)[0]), "no more shots than fit"
-
-
-@pytest.mark.usefixtures("hand_made")
-@pytest.mark.parametrize("draw", [0, 1, 4])
-def test_training_rows_share_the_demonstrations_and_repeat_none(model, draw):
-    asked, trained = open_source("ag_news", model, generator).fixed(draw, 9, train_per_class=3)
-    assert trained is not None
-    shown, others = demonstrations("ag_news", 42 + draw, 1, 3)
-    first, second = read(asked), read(trained)
-    assert {tuple(texts) for texts, _, _ in first + second} == {tuple(names("train", shown))}
-    assert [text for *_, text in first] == names("test", queries(42 + draw, 9))
-    assert [text for *_, text in second] == names("train", others)
-    assert not set(others) & set(shown)
-    assert Counter(trained.gold.tolist()) == {c: 3 for c in range(4)}
-    assert trained.gold.tolist() == [rows("ag_news", "train")[i][1] for i in others]
-    again, nothing = open_source("ag_news", model, generator).fixed(draw, 9)
-    assert nothing is None
-    assert torch.equal(again.tokens, asked.tokens)
 
 
 @pytest.fixture(scope="module")

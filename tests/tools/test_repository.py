@@ -1,8 +1,6 @@
 """The files around the package: they parse, agree with each other and name nothing twice."""
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -99,36 +97,6 @@ def test_a_workflow_is_pinned_and_has_least_rights(path):
     for job in workflow["jobs"].values():  # who may write installs nothing
         writes = "write" in job.get("permissions", {}).values()
         assert not writes or not any("setup" in step.get("run", "") for step in job["steps"])
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-def test_installation_is_done_once_and_redone_after_an_interruption(tmp_path):
-    """By a python that only notes what it is asked to install, and fails if FAIL is set."""
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path)
-    program, calls, stamp = tmp_path / "python", tmp_path / "calls", tmp_path / ".venv/.stamp"
-    program.write_text(
-        "#!/bin/sh\n"
-        f'echo "$@" >> {calls}\n'
-        'if [ "$1 $2" = "-m venv" ]; then mkdir -p .venv/bin; cp "$0" .venv/bin/python; fi\n'
-        'if [ "$2" = pip ] && [ -n "$FAIL" ]; then exit 1; fi\n'
-    )
-    program.chmod(0o755)
-
-    def set_up(**environment):
-        """Whether it succeeds, and the number of installations so far."""
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")} | environment
-        command = ["make", "setup", f"PYTHON={program}"]
-        done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True)
-        assert stamp.exists() == (done.returncode == 0), "what failed is not taken for done"
-        return done.returncode == 0, calls.read_text().count("-c constraints.txt -e")
-
-    assert set_up(FAIL="yes") == (False, 1)
-    assert set_up() == (True, 2)
-    assert set_up() == (True, 2), "a second call installs nothing"
-    later = stamp.stat().st_mtime + 10
-    os.utime(tmp_path / "constraints.txt", (later, later))
-    assert set_up() == (True, 3)
 
 
 ELSEWHERE = re.compile(r"(?<![\w./:-])/(?:home|Users|root|work|mnt)/\w")

@@ -12,9 +12,7 @@ from iclutils.chapters.gradient_step.alignment import (
     answers,
     half_mse,
     off_pattern,
-    own_contexts,
     products,
-    repetitions,
     responses,
     step_matrix,
     under_shift,
@@ -22,7 +20,6 @@ from iclutils.chapters.gradient_step.alignment import (
 from iclutils.chapters.gradient_step.construction import construct
 from iclutils.chapters.gradient_step.descent import best_step, descend, predictor
 from iclutils.models.lsa import Shape
-from iclutils.tasks.functions import Problem
 from iclutils.tasks.regression import Contexts, Task, sample
 
 
@@ -45,33 +42,6 @@ def test_sensitivity_is_the_change_per_change_of_the_query(seed, dim, kind, step
         step[:, -1, channel] = 1e-5
         change = (answers(network, xs + step, ys) - answers(network, xs - step, ys)) / 2e-5
         torch.testing.assert_close(found[..., channel], change, atol=1e-6, rtol=1e-6)
-
-
-def test_networks_on_contexts_of_their_own_are_measured_as_each_alone():
-    """Against a step of GD, whose answers then have an axis of networks as well."""
-    drawn = own_contexts(Problem(Task(3)), 2, 20, 6, seeded(4))
-    xs, ys = drawn.xs.double(), drawn.ys.double()
-    assert xs.shape == (2, 20, 6, 3)
-    assert not torch.equal(xs[0], xs[1])
-    network = random(Shape(3, 5))
-    together = alignment(network, gd(0.2), xs, ys)
-    in_sets = alignment(network, gd(0.2), xs, ys, sets=4)
-    for i in range(2):
-        alone = alignment(network, gd(0.2), xs[i], ys[i])
-        for found, wanted, by_set in zip(together, alone, in_sets, strict=True):
-            torch.testing.assert_close(found[i], wanted[i], **TIGHT)
-            assert by_set.shape == (2, 4)
-            torch.testing.assert_close(by_set.mean(1)[i], wanted[i], **TIGHT)
-        one_set = alignment(network, gd(0.2), xs[i, 5:10], ys[i, 5:10])
-        torch.testing.assert_close(in_sets.cosine[i, 1], one_set.cosine[i], **TIGHT)
-
-
-def test_five_networks_are_repetitions_and_of_three_the_worst_is():
-    table = torch.arange(50.0).view(5, 10)
-    own = [table[i, 2 * i : 2 * i + 2].mean() for i in range(5)]
-    torch.testing.assert_close(repetitions(table, torch.amax), torch.stack(own))
-    assert torch.equal(repetitions(table[:3], torch.amax), table[2])
-    assert torch.equal(repetitions(table[:3], torch.amin), table[0])
 
 
 def test_alignment_of_known_pairs():

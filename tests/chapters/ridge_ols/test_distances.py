@@ -72,17 +72,6 @@ def test_implicit_weights_are_scikit_learns_fit():
     assert fit.r2 < 0.9  # k-NN is not linear in the query
 
 
-def test_the_lead_of_one_group_over_another():
-    task = some(dim=5, pairs=8, count=100)
-    known = [ridge(task.xs, task.ys, p) for p in (0.0, 0.25, 4.0)]
-    networks = torch.stack([known[1] + 0.01, ridge(task.xs, task.ys, 1.1)])
-    lead = distances.lead(networks, known[:2], known[2:], 5, slice(1, 8))
-    assert lead.shape == (2, 100)
-    away = [distances.apart(networks, row, 5, slice(1, 8)) for row in known]
-    for member, best in ((0, 1), (1, 1)):
-        assert_close(lead[member], away[2][member] - away[best][member])
-
-
 def test_the_nearest_baseline():
     task = some(dim=5, pairs=8, count=100)
     known = {str(p): ridge(task.xs, task.ys, p) for p in (0.0, 0.25, 1.0, 4.0)}
