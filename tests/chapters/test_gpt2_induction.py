@@ -11,7 +11,7 @@ from wired import save_wired
 from iclutils import models
 from iclutils.chapters import gpt2_induction
 from iclutils.interp import head_scores, patching, readout, weights
-from iclutils.interp.hooks import ablate_heads, ablate_sets, replacements, set_activation
+from iclutils.interp.hooks import ablate_heads, replacements, set_activation
 from iclutils.tasks.repeated import repeated_tokens
 
 LENGTH = 12
@@ -39,13 +39,6 @@ def test_the_wired_heads_are_found(built):
     assert scores["duplicate"][1, 0] < 0.01
 
 
-def test_the_induction_head_writes_what_follows(built):
-    model, batch, _ = built
-    effects = gpt2_induction.direct_effects(model, batch).mean(0)  # (layer, head)
-    assert effects[1, 0] > effects[0, 0] + 1
-    assert effects[:, 1].abs().max() < 1e-5
-
-
 def test_layers_in_order_and_ranks_are_counted_pair_by_pair():
     lower = torch.tensor([[0.9, 0.1], [0.8, 0.0], [0.0, 0.0]])
     upper = torch.tensor([[0.0, 0.0], [0.9, 0.0], [0.8, 0.0]])
@@ -64,19 +57,6 @@ def test_cutting_the_wire_is_what_stops_it(built):
         assert max(cut.without_path.max(), cut.without_previous.max()) < 0.2
         expected = torch.stack([cut.without_previous, cut.before][0 if sets else 1 :])
         torch.testing.assert_close(cut.without_others, expected)
-
-
-def test_the_loss_rises_without_the_head_and_not_without_an_idle_one(built):
-    model, batch, other = built
-    ways = ablate_sets(model, batch.tokens, [[(1, 0)], [(1, 1)]], "zero", other.tokens)
-    found, *ablated = gpt2_induction.second_copy(model, batch, [[], *ways])
-    before = found["loss"]
-    log_p, right = readout.predictions(model, batch.tokens)
-    torch.testing.assert_close(before, -log_p[:, batch.clean_half].mean(1))
-    torch.testing.assert_close(found["accuracy"], right[:, batch.clean_half].float().mean(1))
-    cut, idle = (x["loss"] - before for x in ablated)
-    assert cut.mean() > 1
-    assert idle.mean().item() == pytest.approx(0, abs=1e-6)
 
 
 def test_shapley_values_of_three_tokens_are_those_of_all_orders(tmp_path):

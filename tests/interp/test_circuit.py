@@ -1,16 +1,17 @@
-"""Circuits of edges: one that is known by design; see also ``test_invariants``."""
+"""Circuits and estimates of edges, with a known answer; see also ``test_invariants``."""
 
 from collections import Counter
+from dataclasses import replace
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import seeded
-from tiny import a_task
+from tiny import a_task, tiny_gpt2
 from wired import save_wired
 
 from iclutils.interp import circuit, graph, patching, statistics
+from iclutils.interp.attribution import edge_attribution
 from iclutils.interp.clean_corrupt import baselines
 from iclutils.interp.graph import Graph, Node, head
 from iclutils.models import load
@@ -49,19 +50,6 @@ def test_the_textbook_pair_is_the_circuit_and_exact_effects_rank_it_first(tmp_pa
     assert circuit.smallest_size(sizes, circuit.faithfulness(curve, clean, corrupt)) == 4
 
 
-@pytest.mark.parametrize(
-    ("shares", "expected"),
-    [
-        ([0.0, 0.75, 0.25, 0.5, 1.0], 3),
-        ([0.5, 0.5, 0.5, 0.5, 0.5], 0),
-        ([1.0, 1.0, 1.0, 1.0, 0.4], None),
-        ([0.0, 0.0, float("nan"), 1.0, 1.0], 3),
-    ],
-)
-def test_the_smallest_size_is_where_a_curve_comes_to_stay(shares, expected):
-    assert circuit.smallest_size(range(5), torch.tensor(shares), 0.5) == expected
-
-
 @settings(max_examples=25)
 @given(layers=st.integers(1, 3), heads=st.integers(1, 3), seed=st.integers(0, 99))
 def test_rankings_and_random_circuits_hold_each_edge_once(layers, heads, seed):
@@ -81,3 +69,15 @@ def test_rankings_and_random_circuits_hold_each_edge_once(layers, heads, seed):
     for control in circuit.random_circuits(nodes, kept, 3, generator):
         assert between(control) == between(kept)
         assert not (control & ~nodes.exists).any()
+
+
+def test_averaged_gradients_of_the_embedding_sum_to_the_gap(tmp_path):
+    """Catches runs that do not lie between the two: the integral of a slope is the rise."""
+    model = tiny_gpt2(tmp_path, n_layer=1, n_head=2)
+    task = a_task(model, 2)
+    turned = replace(task, clean=task.corrupt, corrupt=task.clean)
+    clean, corrupt = baselines(model, task)
+    to_clean, to_corrupt = (edge_attribution(model, x, 32)[0].sum(0) for x in (task, turned))
+    torch.testing.assert_close((to_clean - to_corrupt) / 2, clean - corrupt, atol=0.02, rtol=0.02)
+    once = edge_attribution(model, task)[0].sum(0)
+    assert (once - (clean - corrupt)).abs().max() > 0.1, "one step would do as well"

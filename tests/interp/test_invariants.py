@@ -29,7 +29,14 @@ SAVED = {  # beside transformers alone: ``tests/models/test_architectures.py``
     "one layer": partial(save_gpt2, n_layer=1, n_head=1),
     "scaled": partial(save_gpt2, scale_attn_by_inverse_layer_idx=True),
     "parallel": partial(save_neox, use_parallel_residual=True),
-    "qwen3": partial(save_grouped, kind="qwen3"),  # grouped heads, rotary, norms of queries
+    # Grouped heads, rotary positions, norms of queries; two layers of two heads, for every day.
+    "qwen3": partial(
+        save_grouped,
+        kind="qwen3",
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    ),
 }
 
 

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from tiny import save_gpt2, save_grouped
+from tiny import VOCAB, save_gpt2, save_grouped
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from iclutils import models
 from iclutils.interp import weights
@@ -99,3 +100,23 @@ def test_composition_under_rotary_positions_turns_queries_and_keys(kind, tmp_pat
     assert scores[0, 1, 2, 3].item() == pytest.approx(expected.item(), rel=1e-4)
     plain = weights.composition_scores(model, kind)
     assert not torch.allclose(plain, scores)
+
+
+# Would catch a turn in the wrong direction, of queries and keys alike, or before the norm.
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("distance", [1, 6])
+def test_qk_matching_at_a_distance(tmp_path, kind, distance):
+    """Head 1 of layer 0 and head 3 of layer 2, each with its group's keys and values."""
+    network = save_grouped(tmp_path, kind).double()
+    first, _, last = (layer.self_attn for layer in network.model.layers)
+    embed = network.model.embed_tokens.weight
+    written = first.v_proj(embed)[:, :8] @ first.o_proj.weight[:, 8:16].T
+    q, k = last.q_proj(embed)[:, 24:], last.k_proj(written)[:, 8:]
+    if kind == "qwen3":
+        q, k = last.q_norm(q), last.k_norm(k)
+    turn = network.model.rotary_emb(embed, torch.tensor([[distance]]))
+    q, _ = apply_rotary_pos_emb(q[None, None], k[None, None], *turn)
+    matches, own = q[0, 0] @ k.T, torch.arange(VOCAB)
+    expected = [(matches.argmax(axis) == own).double().mean().item() for axis in (1, 0)]
+    found = weights.qk_matching(models.load(tmp_path), (0, 1), (2, 3), distance)
+    assert found == pytest.approx(tuple(expected), abs=1e-6)

@@ -1,18 +1,16 @@
 """Language models load from everywhere, agree with Hugging Face, can be read and edited."""
 
-import shutil
 import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny import BOS, VOCAB, save_gpt2, save_gptj, save_neox, tokens
+from tiny import BOS, VOCAB, save_gpt2, save_gptj, save_grouped, save_neox, tokens
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from iclutils import IclError, models, zoo
-from iclutils.files import sha256
 from iclutils.interp import invariants
 from iclutils.models import language
 
@@ -35,39 +33,6 @@ def test_whose_attention_can_be_edited_is_measured(tmp_path, monkeypatch, save, 
     assert torch.equal(out, plain) != editable
     monkeypatch.setattr(type(bridge), "run_with_hooks", None)
     assert invariants.editable(bridge) == editable, "measured once, then remembered"
-
-
-@pytest.mark.shared
-def test_a_hub_checkpoint_with_the_real_tokenizer(tmp_path, shared, monkeypatch):
-    """The whole hub path but for the download: pins, checksums, vocabulary of 50,257."""
-    network = save_gpt2(tmp_path, vocab_size=50257, bos_token_id=50256, eos_token_id=50256)
-    for file in ("vocab.json", "merges.txt"):
-        shutil.copy(shared / "gpt2-tokenizer" / file, tmp_path)
-    pinned = models.HUB["gpt2"].sha256
-    for file in ("vocab.json", "merges.txt"):
-        assert sha256(tmp_path / file) == pinned[file]
-    asked = {}
-
-    def snapshot(repo, **options):
-        asked.update(options, repo=repo)
-        return str(tmp_path)
-
-    ours = {name: sha256(tmp_path / name) for name in pinned}
-    monkeypatch.setattr(language, "snapshot_download", snapshot)
-    made = language.HubModel("openai-community/gpt2", "6" * 40, ours)
-    monkeypatch.setitem(models.HUB, "gpt2", made)
-    bridge = models.load("gpt2")
-    assert asked["repo"] == "openai-community/gpt2"
-    assert asked["revision"] == "6" * 40
-    ids = bridge.to_tokens("Review: a great movie", prepend_bos=False)
-    assert bridge.to_str_tokens(ids[0]) == ["Review", ":", " a", " great", " movie"]
-    with torch.no_grad():
-        expected = network(ids).logits
-    torch.testing.assert_close(models.logits(bridge, ids), expected, atol=1e-4, rtol=1e-4)
-
-    (tmp_path / "merges.txt").write_text("changed")
-    with pytest.raises(IclError, match=r"merges.txt .*pinned SHA-256.*Delete that file"):
-        models.load("gpt2")
 
 
 def test_a_tokenizer_is_the_model_s_own_or_given(tmp_path):
@@ -120,3 +85,22 @@ def test_versions_that_lose_the_cache_are_named_when_a_model_is_loaded():
     message = r"'mine' gives other logits with a cache.*transformers 5.* and transformer-lens 4"
     with pytest.raises(IclError, match=message):
         language._check_cache(Forgetful(remembers=False), "mine")
+
+
+def test_edits_and_twins(tmp_path):
+    """Catches an edit, or a twin with random weights, of the network after it was written out."""
+    save_grouped(tmp_path)
+    seen = []
+
+    def edit(network):
+        seen.append(network.model.layers[0].self_attn.k_proj.weight.shape)
+        network.model.layers[0].self_attn.k_proj.weight[8:] = 0
+
+    edited = models.edit_weights(tmp_path, edit)
+    assert seen == [(16, 24)], "an edit is of the published network"
+    assert edited.W_K.shape == edited.W_Q.shape == (3, 4, 24, 8)
+    assert edited.W_K[0, :2].any()
+    assert not edited.W_K[0, 2:].any()
+    twin = models.random_init(tmp_path, 0)
+    assert torch.equal(twin.W_V[:, 0], twin.W_V[:, 1])
+    assert not torch.equal(twin.W_V[:, 1], twin.W_V[:, 2])

@@ -1,6 +1,7 @@
-"""Recipes: what they draw and minimise, and that the shipped models are theirs."""
+"""Recipes, what they draw and minimise; the shipped models: theirs, whole and light."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -10,11 +11,13 @@ from safetensors.torch import load_file
 from small_recipes import linear, regressor
 
 import training as recipes
-from iclutils import models, zoo
+from iclutils import IclError, models, zoo
+from iclutils.files import check_sums
 from iclutils.models import lsa as lsa_models
 from iclutils.models import regressors
-from iclutils.tasks.regression import sample
-from training import curves, induction, language, loop, lsa
+from iclutils.tasks import generator
+from iclutils.tasks.regression import Task, sample
+from training import curves, induction, language, loop, lsa, regression
 
 
 @pytest.mark.parametrize("name", recipes.names())
@@ -43,12 +46,10 @@ def test_the_weights_of_step_0_are_drawn_again_bit_for_bit(name, load):
         assert torch.equal(drawn[key].to(value.dtype), value)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("measure", "name", "steps"),
-    [
-        (curves.copying, "induction-3", (850, 1000)),
-        pytest.param(curves.classifying, "anchors-3", (3000,), marks=pytest.mark.nightly),
-    ],
+    [(curves.copying, "induction-3", (850, 1000)), (curves.classifying, "anchors-3", (3000,))],
 )
 def test_a_logged_curve_is_what_the_kept_checkpoints_give(measure, name, steps):
     logged = zoo.curves(name)
@@ -124,11 +125,44 @@ def test_paper_networks_answer_by_moments_as_they_do_by_attention(name):
     plan.loss(plan.network(), 1).backward()
 
 
-def test_distances_to_descent_along_a_training():
-    """Of the shipped two layers with shared weights, of which the third network went astray."""
-    first, last = lsa.distances(zoo.home("lsa-2-shared"), (100, 8000))
-    assert (first["step"], last["step"]) == (100, 8000)
-    assert min(last["cosine_GD++"][:2]) > 0.998 > 0.96 > max(last["cosine_GD"])
-    assert max(last["predictions_GD++"][:2]) < 0.03 < 0.2 < min(first["predictions_GD++"])
-    assert last["loss"][:2] == pytest.approx(last["reference_loss_GD++"][:2], rel=0.01)
-    assert last["loss"][2] > last["reference_loss_GD"][2]
+def test_the_stored_distances_are_those_to_numpys_least_squares():
+    xs, ys, _ = (part[:200] for part in sample(Task(8), 2000, 17, generator("map")))
+    predicted = regressors.load("regression-w8")(xs, ys)[0].double().numpy()
+    x, y = xs.double().numpy(), ys.double().numpy()
+    squares = [
+        (predicted[i, n] - x[i, n] @ np.linalg.lstsq(x[i, :n], y[i, :n], rcond=None)[0]) ** 2
+        for i in range(len(x))
+        for n in range(1, 17)
+    ]
+    stored = regression.depth_width()[4, 8]["OLS"][0]
+    assert stored == pytest.approx(np.mean(squares) / 8, rel=3e-3)
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_files_cards_and_logs_are_whole(name):
+    folder = zoo.ROOT / name
+    files = [p for p in folder.rglob("*") if p.is_file() and p.name != "SHA256SUMS"]
+    check_sums(folder, [p.relative_to(folder).as_posix() for p in files], "")
+    card = zoo.read_card(name)
+    assert all(f"**{k}**" in card for k in ("Data", "Training", "Rebuild", "Limits", "Licence"))
+    rows = [json.loads(line) for line in zoo.log(name).read_text(encoding="utf-8").splitlines()]
+    assert rows[-1]["step"] == zoo.steps(name)[-1]
+    assert rows[-1]["loss"] < rows[0]["loss"]
+    assert zoo.steps(name) == sorted(zoo.steps(name))
+
+
+def test_the_zoo_is_light():
+    assert sum(p.stat().st_size for p in zoo.ROOT.rglob("*") if p.is_file()) < 40e6
+
+
+def test_missing_and_damaged_checkpoints_are_refused(tmp_path, monkeypatch):
+    shutil.copytree(zoo.ROOT / "induction-0", tmp_path / "induction-0")
+    monkeypatch.setattr(zoo, "ROOT", tmp_path)
+    weights = zoo.folder("induction-0") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
+    cure = "python -m training induction-0"
+    with pytest.raises(IclError, match=f"damaged.*{cure}"):
+        models.load("induction-0")
+    weights.unlink()
+    with pytest.raises(IclError, match=f"is missing.*{cure}"):
+        models.load("induction-0")

@@ -6,11 +6,9 @@ import torch
 from sklearn.kernel_ridge import KernelRidge
 
 from iclutils import models
-from iclutils.chapters.contrastive_kernel.heads import dual_heads
 from iclutils.chapters.every_lens import compare, marks, smoothers
 from iclutils.chapters.every_lens.question import of_prompts
-from iclutils.interp import graph, patching, removal
-from iclutils.interp.at_query import read
+from iclutils.interp import removal
 from iclutils.models import get_act_name
 from iclutils.tasks import topics
 
@@ -52,15 +50,6 @@ def test_heads_and_mlps_write_the_whole_vector(net, here, found):
     assert torch.allclose(
         found.writes[2].sum(0), at_target(net, here, get_act_name("attn_out", 2)).mean(0), atol=1e-4
     )
-
-
-def test_a_step_towards_a_vector_is_what_the_dual_model_writes_along_it(net, here):
-    query = read(net, here.task.clean, here.at)
-    vector = torch.randn(net.cfg.d_model, generator=torch.Generator().manual_seed(0)).double()
-    update = dual_heads(query, here.in_examples).update
-    written = torch.einsum("blhe,lhed->blhd", update, net.W_O.double()) @ vector
-    step = marks.step_towards(query, here, vector)
-    assert torch.allclose(step.sum(-1), written / vector.square().sum(), atol=1e-9)
 
 
 def test_the_difference_of_two_states_in_the_last_layer_makes_one_answer_the_other(net, here):
@@ -109,30 +98,6 @@ def test_sets_to_remove_part_the_marked_heads_and_controls_are_others_of_their_l
         for others in compare.redraw(heads, 10, 3, torch.Generator().manual_seed(0)):
             assert sorted(layer[sorted(others)].tolist()) == sorted(layer[sorted(heads)].tolist())
             assert not others & heads
-
-
-def test_removals_have_all_ways_and_are_what_the_package_patches(net, here):
-    sets = {"circuit": frozenset({0, 5}), "anchors": frozenset({6}), "induction": frozenset({6})}
-    groups = dict.fromkeys(compare.GROUPS, frozenset({5}))
-    sets |= groups | {compare.EITHER: frozenset({0, 5, 9})}
-    draw = torch.Generator().manual_seed(0)
-    others = compare.controls(sets, net.cfg.n_heads, len(here), draw)
-    means = removal.mean_over([removal.head_means(net, here.task.corrupt)], "the rival's prompts")
-    constants = dict.fromkeys((compare.OTHERS, compare.OWN, compare.LEAST), means)
-    wrong = here.shuffle(draw)
-    found = compare.removals(net, here, wrong, sets, others, constants)
-    assert found.keys() == compare.COMPARED.keys()
-    heads = graph.all_heads(net)
-    for way, how in ((compare.RIVAL, "resample"), (compare.ZERO, "zero")):
-        names = compare.sets_of(way, sets)
-        nodes = [[heads[i] for i in sorted(sets[k])] for k in names]
-        by_patching = patching.ablate(net, here.task, nodes, how)
-        assert torch.allclose(found[way].margin[0], by_patching, atol=1e-4)
-        assert found[way].p.shape == (1 + (way == compare.RIVAL), len(names), len(here))
-    assert found[compare.WRONG].p.shape[:2] == (1, 5)
-    row = torch.stack([removal.without(net, here.task[i : i + 1], [others["circuit"][i]], means).p
-                       for i in range(len(here))])  # fmt: skip
-    assert torch.allclose(found[compare.OTHERS].p[1, 0], row[:, 0, 0], atol=1e-5)
 
 
 def test_constants_are_fitted_for_all_cases_at_once(net, here):
