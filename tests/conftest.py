@@ -44,7 +44,7 @@ def shared():
 
 
 def _small(kind):
-    @pytest.fixture(scope="module")
+    @pytest.fixture(scope="session")  # no test changes one
     def model(tmp_path_factory):
         from tiny import ARCHITECTURES, load  # it imports the hub's client
 
@@ -55,6 +55,8 @@ def _small(kind):
 
 
 gpt2, neox = _small("gpt2"), _small("neox")  # small and random; the second of rotary positions
+llama, qwen2 = _small("llama"), _small("qwen2")  # heads share keys and values; with biases
+wired = _small("wired")  # 0.0 writes the previous token, 1.0 is an induction head; others idle
 
 
 @pytest.fixture(scope="module", params=["gpt2", "smollm2"])

@@ -7,17 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
-from tokenizers import (
-    Regex,
-    Tokenizer,
-    decoders,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import models as kinds
 from tokenizers.models import WordLevel
+from wired import save_wired
 
 from iclutils.interp.clean_corrupt import copying
 from iclutils.models import load
@@ -77,8 +70,7 @@ def _writer(config, network, **sizes):
     return save
 
 
-# Rotary positions; attention that can be read, but not edited; learned positions, and the same;
-# one that reads in both directions.
+# Rotary positions; attention that can be read, but not edited; one that reads in both directions.
 _TWO = {"hidden_size": 32, "num_hidden_layers": 2}
 save_neox = _writer(
     hf.GPTNeoXConfig, hf.GPTNeoXForCausalLM, **HEADS, **_TWO, intermediate_size=64,
@@ -86,9 +78,6 @@ save_neox = _writer(
 )  # fmt: skip
 save_gptj = _writer(
     hf.GPTJConfig, hf.GPTJForCausalLM, n_positions=96, n_embd=32, n_layer=2, n_head=4, rotary_dim=4
-)
-save_opt = _writer(
-    hf.OPTConfig, hf.OPTForCausalLM, **HEADS, **_TWO, ffn_dim=48, word_embed_proj_dim=32
 )
 save_bert = _writer(hf.BertConfig, hf.BertForMaskedLM, **HEADS, **_TWO, intermediate_size=48)
 GROUPED = {
@@ -121,7 +110,7 @@ def _save(network, norm, folder):
 
 
 ARCHITECTURES = {
-    **{"gpt2": save_gpt2, "neox": save_neox, "gptj": save_gptj, "opt": save_opt},
+    **{"gpt2": save_gpt2, "neox": save_neox, "gptj": save_gptj, "wired": save_wired},
     **{kind: partial(save_grouped, kind=kind) for kind in GROUPED},
 }
 

@@ -12,22 +12,11 @@ from book import _ext  # noqa: F401, it reads the zoo, which a test moves
 from iclutils import claims, zoo
 
 BIB = "@misc{xiang2024, author={Xiang, Shuyang}, title={A Note}, year={2024}}"
-PIXEL = (  # a PNG of one dot
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
-)
 
 
-def chapter(*cells):
-    """The file of a notebook: texts, and for a dictionary a cell that drew a dot."""
-    dot = nbformat.v4.new_output("display_data", data={"image/png": PIXEL})
-    made = [
-        nbformat.v4.new_markdown_cell(cell)
-        if isinstance(cell, str)
-        else nbformat.v4.new_code_cell(
-            "1", execution_count=1, outputs=[dot], metadata={"mystnb": {"figure": cell}}
-        )
-        for cell in cells
-    ]
+def chapter(*texts):
+    """The file of a notebook."""
+    made = [nbformat.v4.new_markdown_cell(text) for text in texts]
     kernel = {"display_name": "Python 3", "name": "python3", "language": "python"}
     return nbformat.writes(nbformat.v4.new_notebook(cells=made, metadata={"kernelspec": kernel}))
 

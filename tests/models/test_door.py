@@ -136,6 +136,15 @@ def test_a_name_is_a_name_and_a_folder_a_path(tmp_path, monkeypatch):
         models.load("gpt2")
 
 
+def test_a_file_from_the_hub_that_is_not_the_pinned_one_is_refused(tmp_path, monkeypatch):
+    save_gpt2(tmp_path)
+    pinned = models.language.HubModel("openai-community/gpt2", "6" * 40, {"config.json": "0" * 64})
+    monkeypatch.setitem(models.HUB, "gpt2", pinned)
+    monkeypatch.setattr(models.language, "snapshot_download", lambda *_, **__: str(tmp_path))
+    with pytest.raises(IclError, match=r"config.json .*pinned SHA-256.*Delete that file"):
+        models.load("gpt2")
+
+
 @pytest.mark.parametrize(
     ("vocab", "named", "token"),
     [(200, 50256, None), (200, 7, 7), (60, None, None)],

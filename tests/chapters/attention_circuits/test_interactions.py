@@ -1,7 +1,5 @@
 """Heads together: wired pipelines and back-ups, ablations, rotated bases."""
 
-from itertools import combinations
-
 import numpy as np
 import pytest
 import torch
@@ -11,9 +9,8 @@ from wired import save_wired
 
 from iclutils.chapters.attention_circuits import interactions, stability
 from iclutils.interp.clean_corrupt import baselines, copying, share
-from iclutils.interp.graph import Node, all_heads, head
+from iclutils.interp.graph import all_heads, head
 from iclutils.interp.hooks import ablate_heads, run_with_hooks
-from iclutils.interp.patching import ablate
 from iclutils.models import cached, edit_weights, get_act_name, load, logits
 
 
@@ -32,21 +29,6 @@ def test_wired_pipeline_and_back_ups(wired, tmp_path):
     each = share(interactions.interactions(model, task, heads)[1], *baselines(model, task))
     assert each[0, 1] > 0.8
     assert each[2, 3] > 0.8
-
-
-def test_interactions_against_ablation(gpt2):
-    """Catches a pair of the wrong two, and a node of both groups that is counted twice."""
-    task = copying(gpt2, 3, 8, seeded())
-    groups = [[head(0, 1), head(2, 3)], [Node("mlp", 1), head(0, 1)], []]
-    single, each = interactions.interactions(gpt2, task, groups)
-    clean, _ = baselines(gpt2, task)
-    torch.testing.assert_close(single, clean - ablate(gpt2, task, groups), atol=1e-5, rtol=1e-5)
-    for a, b in combinations(range(3), 2):
-        (union,) = clean - ablate(gpt2, task, [list({*groups[a], *groups[b]})])
-        expected = union - single[a] - single[b]
-        torch.testing.assert_close(each[b, a], expected, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(each[a, b], expected, atol=1e-5, rtol=1e-5)
-    assert bool(each.diagonal().isnan().all())
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])
