@@ -1,13 +1,11 @@
 """Chapter 01: heads that look where a token stood before, and what is lost without them."""
 
 import torch
-from alone import BLOCKS, MODEL, UNEMBED, copies, instead, mean_z, run, write_of
-from stored import write
+from alone import BLOCKS, MODEL, UNEMBED, copies, instead, mean_z, run, write, write_of
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 LENGTH, FIRST, SECOND = 15, (16, 0), (18, 6)  # a previous-token head, an induction head
 SET = [(18, 6), (17, 3), (17, 4), (17, 5)]
-READERS = {"previous": FIRST, "prefix": SECOND, "duplicate": (8, 0), "first": (5, 0)}
 tokens, other = copies(2, LENGTH, 1), copies(2, LENGTH, 2)
 other = torch.cat([tokens[:, :1], other[:, 1 : LENGTH + 1], tokens[:, LENGTH + 1 :]], 1)
 place = torch.arange(LENGTH + 1, 2 * LENGTH + 1)  # the second copy
@@ -28,7 +26,6 @@ def after(edits):
     return run(tokens, edits)
 
 
-weights = {name: seen["weights", layer][:, head] for name, (layer, head) in READERS.items()}
 clean = slice(LENGTH + 1, 2 * LENGTH)
 right = logits[:, :-1].argmax(-1) == tokens[:, 1:]
 without, missing = after(instead(SET, mean_z(seen)))
@@ -37,6 +34,7 @@ _, elsewhere = run(other)
 
 # what the previous-token head writes on other sequences, read by the induction head's keys alone
 layer, head = SECOND
+pattern = seen["weights", layer][:, head]
 change = write_of(elsewhere, *FIRST) - write_of(seen, *FIRST)
 attn = BLOCKS[layer].self_attn
 group = slice(head // 3 * 64, head // 3 * 64 + 64)
@@ -61,23 +59,11 @@ centred = normed - normed.mean(0)
 core = (value @ (MODEL.model.embed_tokens.weight.T @ centred) @ out).double()
 eigen = torch.linalg.eigvals(core)
 
-row = tokens[0]
-fill = copies(1, LENGTH, 3)[0, 1 : len(row) - 1]
-blank = torch.cat([row[:1], fill])
-ends = [run(x[None])[0][0, -1].log_softmax(-1)[row[-1]] for x in (row[:-1], blank)]
-
 given = {"tokens": tokens, "other": other, "length": LENGTH, "heads": [list(h) for h in SET]}
-given |= {"fill": fill}
 values = {
-    "previous_token 16.0": weights["previous"].diagonal(-1, -2, -1).mean(-1),
-    "prefix_matching 18.6": matching(weights["prefix"]),
-    "duplicate 8.0": weights["duplicate"][:, place, place - LENGTH].mean(-1),
-    "first 5.0": weights["first"][..., 0].mean(-1),
-    "stripe 18.6": weights["prefix"].diagonal(1 - LENGTH, -2, -1).mean(-1),
-    "olsson 18.6": weights["prefix"][:, place, place - LENGTH + 1].mean(-1),
+    "prefix_matching 18.6": matching(pattern),
     "accuracy": right[:, clean].double().mean(1),
     "loss": losses(logits)[:, clean].mean(1),
-    "loss of the first copy": losses(logits)[:, :LENGTH].mean(1),
     "loss without four heads": losses(without)[:, clean].mean(1),
     "loss of all entries without four heads": losses(without).mean(1),
     "matching without 16.0": matching(cut["weights", layer][:, head]),
@@ -85,8 +71,7 @@ values = {
     "direct effect of 18.6": direct,
     "copying score of 18.6": (eigen.sum().real / eigen.abs().sum()).item(),
     "share of the matching lost with the path": (
-        (matching(weights["prefix"]) - matching(patched)) / matching(weights["prefix"]).mean()
+        (matching(pattern) - matching(patched)) / matching(pattern).mean()
     ),
-    "sum of Shapley values": (ends[0] - ends[1]).item(),
 }
 write(__file__, given, values)

@@ -1,8 +1,7 @@
 """Chapter 02: label words gather, the target reads them, and what is left without."""
 
 import torch
-from alone import LAYERS, ids, run
-from stored import write
+from alone import LAYERS, ids, run, write
 
 TEXT, FORMAT, LABEL, QUERY, PAD = range(5)
 SHOWN = [("The waiter was rude and the soup was cold.", 0), ("A lovely film from start to end.", 1)]
@@ -66,33 +65,6 @@ def scaled(beta):
     return edits
 
 
-def saliency(tokens, roles, gold):
-    """Per edge of each kind: (layer, 3); and A dL/dA into the target: (layer, pos)."""
-    held = {}
-
-    def keep(layer):
-        def watch(weights):
-            held[layer] = weights.requires_grad_() if layer == 0 else weights
-            held[layer].retain_grad()
-            return held[layer]
-
-        return watch
-
-    logits, _ = run(torch.tensor([tokens]), {("weights", la): keep(la) for la in range(LAYERS)})
-    (-logits[0, -1, WORDS].log_softmax(-1)[gold]).backward()
-    product = torch.stack([(held[la] * held[la].grad)[0].sum(0).detach() for la in range(LAYERS)])
-    below = torch.ones(len(roles), len(roles)).tril(-1).bool()
-    label = torch.tensor(roles) == LABEL
-    into, read = below & label[:, None], torch.zeros_like(below)
-    read[-1] = label
-    kinds = into, read, below & ~into & ~read
-    return torch.stack([product[:, k].abs().mean(1) for k in kinds], 1), product[:, -1]
-
-
-shares, slopes = zip(
-    *(saliency(*row, gold) for row, (_, gold) in zip(rows, ASKED, strict=True)), strict=True
-)
-mean = torch.stack(shares).mean(0)
 clean = each(lambda roles: {})
 reading, states = [], {"q": [], "k": []}
 DEEP = 18
@@ -122,8 +94,6 @@ given |= {"label_words": [WORDS, WORDS]}
 values = {
     "logits of the labels": clean,
     "logits less the mean of the set": clean - clean.mean(0),
-    "saliency per edge in layers 0, 14, 21": shares[0][[0, 14, 21]] * 1000,
-    "shares in layers 0, 14, 21": (mean / mean.sum(1, keepdim=True))[[0, 14, 21]],
     "label words isolated in 5 layers": isolated,
     "attention to earlier tokens zeroed in 5 layers": each(
         lambda roles: everywhere(
@@ -135,9 +105,6 @@ values = {
     "from labels alone": each(dropped(LABEL)),
     "without the texts": torch.stack(small),
     "re-weighted": each(scaled((0.5, -0.3))),
-    "slope of re-weighting in layers 14 and 21": (
-        torch.stack([slope[[14, 21]][:, labels] for slope in slopes]).mean(0) * 1000
-    ),
     "distance of the keys in layer 18": near.abs().item(),
 }
 write(__file__, given, values)

@@ -1,8 +1,7 @@
 """Chapter 05: heads as models that learn from the first copy in one step, and without that step."""
 
 import torch
-from alone import BLOCKS, LAYERS, MODEL, SIZE, UNEMBED, copies, run
-from stored import write
+from alone import BLOCKS, LAYERS, MODEL, SIZE, UNEMBED, copies, run, write
 
 LENGTH, (LAYER, HEAD) = 12, (18, 6)
 END = LENGTH + LENGTH // 2 + 1
@@ -30,12 +29,6 @@ def held(layer):
     return lambda x: torch.cat([x[:, :-1], seen["mlp", layer][:, -1:]], 1)
 
 
-def contrast(weights):
-    chosen = weights * shown
-    others = (chosen.sum(-1, keepdim=True) - chosen) / (shown.sum() - 1)
-    return weights - 0.5 * shown * others
-
-
 def moved(layer):
     """The mean update of every head in place of each prompt's own, which is taken out."""
     row = seen["weights", layer][:, :, -1] * shown
@@ -46,10 +39,7 @@ def moved(layer):
 no_update, no_query = rows(lambda w: w * ~shown), rows(lambda w: w * shown)
 frozen = {("mlp", la): held(la) for la in range(LAYERS)}
 weights, values = seen["weights", LAYER][:, HEAD, -1], seen["v", LAYER][:, HEAD]
-parts = weights[..., None] * values
-update = (parts * shown[:, None]).sum(1)
-first = parts.sum(1) - update
-half = first + (parts * shown[:, None])[:, :6].sum(1)
+update = (weights[..., None] * values * shown[:, None]).sum(1)
 
 final = seen["resid", LAYERS - 1][:, -1]
 scale = (final.square().mean(-1) + MODEL.config.rms_norm_eps).sqrt()
@@ -59,10 +49,6 @@ out = BLOCKS[LAYER].self_attn.o_proj.weight[:, HEAD * SIZE : (HEAD + 1) * SIZE]
 given = {"tokens": tokens, "answer": answer, "shown": shown.expand_as(tokens).long()}
 expected = {
     "log p": log_p({}),
-    "start of 18.6": first[:, :3],
-    "update of 18.6": update[:, :3],
-    "attention of 18.6 to the first copy": (weights * shown).sum(-1),
-    "18.6 after five tokens": half[:, :3],
     "what 18.6 learns, to the logit": (update @ out.T * towards).sum(1),
     "MLP 20 to the logit": (seen["mlp", 20][:, -1] * towards).sum(1),
     "embedding to the logit": (seen["resid", -1][:, -1] * towards).sum(1),
@@ -76,7 +62,5 @@ expected = {
     "log p without the update of 18.6": log_p(
         rows(lambda w: w * ~shown, [HEAD], range(LAYER, LAYER + 1))
     ),
-    "log p, regularised": log_p(rows(lambda w: torch.where(shown, w, 0.7 * w))),
-    "log p, contrasted": log_p(rows(contrast)),
 }
 write(__file__, given, expected)

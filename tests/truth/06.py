@@ -1,8 +1,5 @@
-"""Chapter 06: the circuit of copying; nodes and edges patched, slopes, and where heads look."""
+"""Chapter 06: the circuit of copying; nodes and edges patched, and slopes."""
 
-import math
-
-import numpy as np
 import torch
 from alone import (
     BLOCKS,
@@ -10,14 +7,13 @@ from alone import (
     MODEL,
     SIZE,
     UNEMBED,
-    VOCAB,
     copies,
     instead,
     mean_z,
     run,
+    write,
     write_of,
 )
-from stored import write
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 LENGTH, FIRST, SECOND, THIRD = 8, (16, 0), (18, 6), (17, 3)
@@ -26,7 +22,6 @@ corrupt = torch.cat([clean[:, :1], other[:, 1 : LENGTH + 1], clean[:, LENGTH + 1
 at, rows = torch.arange(LENGTH + 1, 2 * LENGTH), torch.arange(2)[:, None]
 choices = clean[:, LENGTH + 1 :]
 size = clean.shape[1]
-later = torch.ones(size, size, dtype=torch.bool).triu(1)
 layer, head = SECOND
 
 
@@ -110,34 +105,8 @@ knocked = score(
     ]
 )
 
-pattern = seen["weights", layer][:, head]
-far = torch.arange(size)[:, None] - torch.arange(size)
-entropy = torch.special.entr(pattern).sum(-1)[:, 1:]
-bands = torch.zeros(2, size, 6)
-for back in range(size):
-    band = 0 if back == 0 else 1 + int(math.log2(back))
-    bands[:, back:, band] += pattern.diagonal(-back, -2, -1)
-number = torch.tensor([1 if t == 0 else 2 + int(math.log2(t)) for t in range(size)])
-hierarchical = (torch.special.entr(bands).sum(-1) / number.log())[:, 2:].mean(1)
-
-joined = torch.eye(size).expand(2, -1, -1)
-for la in range(LAYERS):
-    joined = (seen["weights", la].mean(1) @ joined + joined) / 2
-flat = seen["z", 17].transpose(0, 1).flatten(1).double().numpy()
-
-generator = torch.Generator().manual_seed(6)
-drawn = torch.randint(2, VOCAB, clean.shape, generator=generator)
-signed = []
-for position in (1, 5, 9):
-    altered = clean.clone()
-    altered[:, position] = drawn[:, position]
-    after = run(altered)[0][:, -2].log_softmax(-1)
-    now = logits[:, -2].log_softmax(-1)
-    signed.append((after - now).gather(1, clean[:, -1:])[:, 0])
-
 given = {"clean": clean, "corrupt": corrupt, "at": at.expand(2, -1)}
 given |= {"answer": clean[:, LENGTH + 2 :], "source": source.expand(2, -1), "choices": choices}
-given |= {"drawn": drawn}
 values = {
     "score": whole,
     "score of the corrupt side": score(before),
@@ -153,11 +122,5 @@ values = {
     "faithfulness": ((both - score(before)).mean() / (whole - score(before)).mean()).item(),
     "direct logit of 18.6": direct,
     "score with the sources knocked out": knocked,
-    "even 18.6": (entropy / torch.arange(2, size + 1).log()).mean(1),
-    "local 18.6": (pattern * ((far >= 0) & (far <= 3))).sum(-1)[:, 1:].mean(1),
-    "hierarchical 18.6": hierarchical,
-    "rollout to the last": joined[:, -1, [0, 8, 16]],
-    "correlation of heads 3 and 4 of layer 17": float(np.corrcoef(flat)[3, 4]),
-    "influence of positions 1, 5, 9": torch.stack(signed, 1),
 }
 write(__file__, given, values)

@@ -1,8 +1,7 @@
 """Chapter 07: six lenses on a function between words, and the heads they mark removed."""
 
 import torch
-from alone import BLOCKS, MODEL, SIZE, UNEMBED, ids, instead, run, write_of
-from stored import write
+from alone import BLOCKS, MODEL, SIZE, UNEMBED, ids, instead, run, write, write_of
 
 LINES = "walk walked walking,play played playing,call called calling,help helped helping,"
 LINES += "open opened opening,jump jumped jumping,start started starting,look looked looking"

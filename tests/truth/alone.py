@@ -4,6 +4,7 @@ Nothing of the package is imported, nor TransformerLens. ``python tests/truth/01
 numbers of a chapter anew and writes them beside the prompts, as token ids, that they belong to.
 """
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -122,3 +123,30 @@ def instead(heads, new):
 def mean_z(seen):
     """A head's z: its mean over sequences and positions."""
     return lambda layer, head: seen["z", layer][:, head].mean((0, 1))
+
+
+def write(script, given, values):
+    """Write the numbers of a chapter to the JSON beside the script that computed them."""
+
+    def plain(value):
+        if isinstance(value, Tensor):
+            value = value.tolist()
+        if isinstance(value, list):
+            return [plain(each) for each in value]
+        return float(f"{value:.6g}") if isinstance(value, float) else value
+
+    found = {
+        part: {name: plain(value) for name, value in each.items()}
+        for part, each in (("given", given), ("values", values))
+    }
+    Path(script).with_suffix(".json").write_text(lines(found), encoding="utf-8")
+    for name, value in found["values"].items():
+        print(name, value)
+
+
+def lines(found):
+    parts = []
+    for part, each in found.items():
+        rows = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in each.items())
+        parts.append(f" {json.dumps(part)}: {{\n" + ",\n".join(rows) + "\n }")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
