@@ -37,6 +37,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     for name in roles.ROLES:
         app.add_role(name, roles.Number())
     app.add_transform(chapters.Numbered)
+    app.add_transform(chapters.Bets)
     app.add_transform(chapters.Drawers)
     api.connect(app)
     equations.connect(app)

@@ -1,10 +1,14 @@
 """Numbers and drawers of the chapters.
 
 Chapters have their numbers in titles and contents; figures and exercises are counted page by page
-(``Figure 1.3``, in an appendix ``Figure 1A.3``). A cell of a notebook gives its figure a caption
-and a ``name`` in its metadata, as ``mystnb``: ``figure``. A section with the label ``(NN-drawer)=``
-is closed on the page, and opened by a click: it holds what a first reading does not need. Browsers
-find text in it and print it; a link to something inside opens it (``access.js``).
+(``Figure 1.3``, in an appendix ``Figure 1A.3``, on the page of faults ``Figure 6F.1``). A cell of a
+notebook gives its figure a caption and a ``name`` in its metadata, as ``mystnb``: ``figure``. A
+section with the label ``(NN-drawer)=`` is closed on the page, and opened by a click: it holds what
+a first reading does not need. Browsers find text in it and print it; a link to something inside
+opens it (``access.js``).
+
+A bet is an admonition with the title *A bet*, its answer one with the title *Answer*. A cell with
+the tag ``hide-cell`` between both is shown inside the answer: text, output, folded code.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.transforms import SphinxTransform
 
-CHAPTER = re.compile(r"notebooks/(\d\d)_(appendix)?")
+CHAPTER = re.compile(r"notebooks/(\d\d)_(appendix|faults)?")
 OPENING = (
     '<details class="drawer printed"><summary>Every number with its spread, the checks, and '
     "what was left out above</summary>"
@@ -45,10 +49,35 @@ def count_by_page(app: Sphinx, env: BuildEnvironment) -> list[str]:
     """Count figures and exercises anew on each page, after the number of its chapter."""
     for page, kinds in env.toc_fignumbers.items():
         chapter = CHAPTER.match(page)
-        before = (f"{int(chapter[1])}{'A' if chapter[2] else ''}",) if chapter else ()
+        before = (f"{int(chapter[1])}{(chapter[2] or '')[:1].upper()}",) if chapter else ()
         for numbers in kinds.values():
             numbers.update({name: (*before, i) for i, name in enumerate(numbers, 1)})
     return []
+
+
+class Bets(SphinxTransform):
+    """Fold with the answer to a bet what the hidden cells between both show, then their code."""
+
+    default_priority = 705
+
+    def apply(self) -> None:
+        for bet in list(self.document.findall(nodes.admonition)):
+            if bet[0].astext() != "A bet" or bet.parent is None:
+                continue
+            bet["classes"], cells = ["bet"], []
+            for node in bet.parent[bet.parent.index(bet) + 1 :]:
+                if node.get("hide_mode") == "all":
+                    cells.append(node)
+                elif isinstance(node, nodes.admonition) and node[0].astext() == "Answer":
+                    node["classes"] = ["dropdown", "answer"]
+                    for cell in cells:
+                        cell.parent.remove(cell)
+                        shown = nodes.container("", *cell[1:], classes=cell["classes"])
+                        cell[:] = cell[:1]
+                        cell.attributes |= {"hide_mode": "input", "prompt_show": "Show the code"}
+                        cell["prompt_hide"] = "Hide the code"
+                        node += [shown, cell]
+                    break
 
 
 class Drawers(SphinxTransform):

@@ -33,7 +33,9 @@ function openTarget() {
   const closed = [...document.querySelectorAll("details:not([open])")].filter((details) =>
     details.contains(target) || (details.parentElement === target && details.matches(".drawer")));
   for (const details of closed) details.open = true;
-  if (closed.length) target.scrollIntoView();
+  const folded = target.closest(".admonition.toggle-hidden")?.querySelector("button.toggle-button");
+  folded?.click();
+  if (closed.length || folded) target.scrollIntoView();
 }
 window.addEventListener("hashchange", openTarget);
 window.addEventListener("load", openTarget);
