@@ -91,25 +91,16 @@ def votes(weights, shows):
     return found - found.mean(1, keepdim=True)
 
 
-# the algorithm lens: ridge on the states at the arrows, its votes for mixed examples
+# the algorithm lens, on mixed examples
 shows = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 1, 1]])
 mixed = clean.clone()
 mixed[:, cues + 1] = torch.where(shows == 1, corrupt[:, cues + 1], clean[:, cues + 1])
 found, inside = run(mixed)
-arrows = torch.cat([cues, torch.tensor([clean.shape[1] - 1])])
-states = inside["resid", DEEP][:, arrows].double()
-states = states - states.mean((0, 1))
-among = states[:, :-1] @ states[:, :-1].mT
-near = (states[:, :-1] @ states[:, -1:].mT)[..., 0]
-penalty = 0.1 * torch.stack([row.trace() for row in among]) / COUNT
-inverse = torch.linalg.inv(among + penalty[:, None, None] * torch.eye(COUNT))
-weights = (inverse @ near[..., None])[..., 0]
 target = found[:, -1].gather(1, choices).double()
 target = target - target.mean(1, keepdim=True)
-voted = votes(weights, shows)
 by_attention = inside["weights", layer][:, head, -1, cues + 1].double()
 share = votes(by_attention / by_attention.sum(1, keepdim=True), shows)
-count = votes(torch.ones_like(near), shows)
+count = votes(torch.ones_like(by_attention), shows)
 
 
 def rest(values):
@@ -140,7 +131,6 @@ expected = {
     "margin without four heads, mean over the other side": removed["mean"],
     "probability without four heads, mean over the other side": of_mean,
     "margin without MLP 20": removed["mlp"],
-    "fit of ridge on the states": agreement(voted, target),
     "algorithm 18.6": agreement(rest(share), rest(target)),
 }
 write(__file__, given, expected)

@@ -22,7 +22,7 @@ from iclutils.chapters.attention_circuits import (
 )
 from iclutils.chapters.attention_circuits.pair import path_drops
 from iclutils.chapters.contrastive_kernel import ablation, heads
-from iclutils.chapters.every_lens import compare, marks, smoothers
+from iclutils.chapters.every_lens import compare, marks, votes
 from iclutils.chapters.every_lens.question import Margin, Question
 from iclutils.chapters.label_anchors import (
     answers,
@@ -180,9 +180,8 @@ def chapter_07(net, given):
     shorter = [asked.without([i]) for i in range(3)]
     left_out = [asked.margin(hooks.logits_at(net, t, at[:, None])[:, 0]) for t, at in shorter]
     mixed = replace(asked, task=replace(task, clean=given["mixed"]), shows=given["shows"])
-    logits, states, looks = smoothers.read_examples(net, mixed, 20)
-    ridge = smoothers.SMOOTHERS["ridge on states"](states)
-    beyond = smoothers.beyond_counting(looks, mixed.shows, logits)
+    logits, looks = votes.read_examples(net, mixed)
+    beyond = votes.beyond_counting(looks, mixed.shows, logits)
     other = removal.mean_over([removal.head_means(net, given["corrupt"])], "the other side")
     by_mean = removal.without(net, task, [[tuple(h) for h in given["heads"].tolist()]], other)
     return {
@@ -202,7 +201,6 @@ def chapter_07(net, given):
         "margin without four heads, mean over the other side": by_mean.margin[0],
         "probability without four heads, mean over the other side": by_mean.p[0],
         "margin without MLP 20": resampled[1],
-        "fit of ridge on the states": smoothers.fit(ridge, mixed.shows, logits),
         "algorithm 18.6": beyond[layer, h],
     }
 

@@ -23,7 +23,7 @@ from ...models import TransformerBridge, get_act_name
 from ..attention_circuits.stability import top
 from .marks import LENSES, Marks
 from .question import Question
-from .smoothers import beyond_counting
+from .votes import beyond_counting
 
 Heads = frozenset[int]  # numbers of heads in order of depth
 Controls = Mapping[str, Sequence[Sequence[Head]]]  # for each set, other heads for each prompt
@@ -36,13 +36,13 @@ OWN, LEAST, WRONG = "own function", "least harm", "wrong pairs"
 def head_scores(
     marked: Marks,
     prefix: Float[Tensor, "sequence layer head"],
-    contexts: tuple[Float[Tensor, "context choice"], Tensor, Float[Tensor, "context _ _ demo"]],
+    contexts: tuple[Float[Tensor, "context choice"], Float[Tensor, "context _ _ demo"]],
     shows: Int[Tensor, "context demo"],
     part: slice = slice(None),
 ) -> dict[str, Float[Tensor, "layer head"]]:
     """Return every head's score by each lens, from all prompts, sequences and contexts or a part of
-    each; ``contexts`` as of ``smoothers.read_examples``."""
-    logits, _, looks = contexts
+    each; ``contexts`` as of ``votes.read_examples``."""
+    logits, looks = contexts
     other = {
         "induction": prefix[part].mean(0).cpu(),
         "algorithm": beyond_counting(looks[part], shows[part], logits[part]).float(),
@@ -113,20 +113,9 @@ def removals(
     others: Controls,
     constants: Mapping[str, Replacement],
 ) -> dict[str, Outcome]:
-    """Return what is left of the answers without each set of heads, and without its controls.
-
-    Args:
-        model: the model.
-        right: the prompts.
-        wrong: the same prompts, their answers permuted among the examples.
-        sets: the heads to remove, as of ``sets_to_remove``.
-        others: the controls of each set.
-        constants: what the outputs become: the means over ``OTHERS`` and over the ``OWN`` function,
-            and the constants of ``LEAST`` harm. The other ways need none.
-
-    Returns:
-        For each way an outcome (set or control, set, batch): 1 or 2 in the first place, and those
-        sets of ``COMPARED[way]`` in the second.
+    """Return by way what is left without each set of ``sets_to_remove``, or without its controls:
+    (set or control, set, batch), of the sets in ``COMPARED[way]``. ``wrong``: the same prompts,
+    their answers permuted; ``constants``: what outputs become by ``OTHERS``, ``OWN`` and ``LEAST``.
     """
     task, width = right.task, model.cfg.n_heads
     heads = {k: [divmod(i, width) for i in sorted(some)] for k, some in sets.items()}
@@ -148,8 +137,7 @@ def beside(
     others: Controls,
     new: Replacement,
 ) -> Outcome:
-    """Return what is left without each set, and without its controls if there are any: (set or
-    control, set, batch)."""
+    """Return what is left without each set, and its controls: (set or control, set, batch)."""
     groups: list[Any] = [*sets.values(), *(others[k] for k in sets if others)]
     flat = removal.without(model, task, groups, new)
     return Outcome(*(x.cpu().unflatten(0, (-1, len(sets))) for x in flat))

@@ -48,12 +48,11 @@ SIZES = {"name mover": 5, "S-inhibition": 5, "at S2": 6, "previous token": 4}  #
 
 
 class Sentences(NamedTuple):
-    """Sentences of all templates: the task (corrupt: three other names), where the words stand, and
-    which template each row has."""
+    """Sentences of all templates; in the corrupt ones stand three other names."""
 
     task: Margin
-    place: Mapping[str, Int[Tensor, "batch"]]  # of S1, IO, S2 and the end
-    template: Int[Tensor, "batch"]
+    place: Mapping[str, Int[Tensor, "batch"]]  # where S1, IO, S2 and the end stand
+    template: Int[Tensor, "batch"]  # its number
 
 
 def sentences(reader: PreTrainedTokenizerBase, pairs: int, generator: Generator) -> Sentences:
@@ -93,8 +92,7 @@ def sentences(reader: PreTrainedTokenizerBase, pairs: int, generator: Generator)
 
 
 def three_names(model: TransformerBridge, texts: Sentences) -> Replacement:
-    """Return the replacement by a head's mean over the corrupt sentences of the same template, at
-    the same position."""
+    """Return a head's mean over corrupt sentences of the same template, at the same place."""
     own = removal.outputs_on(model, texts.task.corrupt, "").by_layer
     same = (texts.template[:, None] == texts.template).float()  # (row, row)
     same = same / same.sum(1, keepdim=True)
@@ -161,17 +159,9 @@ def assess(
     halves: int,
     generator: Generator,
 ) -> Assessment:
-    """Test a circuit as section 4 of Wang et al. does.
-
-    Args:
-        model: the model.
-        texts: the sentences.
-        parts: the classes of the circuit, each with its heads for every row: the same for all, or
-            those of a random circuit for each (``in_layers``).
-        new: what heads outside the circuit write.
-        halves: random halves K of the circuit, beside its classes.
-        generator: draws the halves.
-    """
+    """Test a circuit as section 4 of Wang et al. does: heads outside it write ``new``. ``parts``:
+    its classes, each with its heads for every row (``in_layers``); as the parts K of completeness
+    serve these, and so many random ``halves``."""
     rows, every = len(texts.task), [node[1:] for node in of(model).writers if node.kind == "head"]
     whole = [[head for part in parts for head in part[row]] for row in range(rows)]
     size = len(whole[0])
@@ -200,8 +190,7 @@ def assess(
 def in_layers(
     parts: Mapping[str, Sequence[Head]], width: int, rows: int, generator: Generator
 ) -> list[list[list[Head]]]:
-    """Return a random circuit for each row: other heads, as many in each layer, in as many classes
-    of the same sizes."""
+    """Return a circuit of other heads for each row, as many in each layer and each class."""
     every = [head for heads in parts.values() for head in heads]
     drawn = [iter(each) for each in removal.dealt(every, width, rows, generator)]
     return [[[*islice(row, len(heads))] for row in drawn] for heads in parts.values()]

@@ -107,8 +107,7 @@ class Question:
         return replace(self, task=replace(self.task, clean=tokens), shows=self.shows ^ coin)
 
     def shuffle(self, generator: torch.Generator) -> Question:
-        """Return the same words and answers on either side, no example with its own: the form is
-        still shown, the mapping is not."""
+        """Return the same words and answers, no example with its own: the form, not the mapping."""
         place = torch.rand(self.cues.shape, generator=generator).argsort(1).to(self.cues)
         order = torch.zeros_like(place).scatter(1, place, place.roll(1, 1))
         source, sides = self.answers.gather(1, order), (self.task.clean, self.task.corrupt)

@@ -1,12 +1,10 @@
 """The lenses of chapter 07: against plain passes, libraries and sums that must come out."""
 
-import numpy as np
 import pytest
 import torch
-from sklearn.kernel_ridge import KernelRidge
 
 from iclutils import models
-from iclutils.chapters.every_lens import compare, marks, smoothers
+from iclutils.chapters.every_lens import compare, marks
 from iclutils.chapters.every_lens.question import of_prompts
 from iclutils.interp import removal
 from iclutils.models import get_act_name
@@ -62,28 +60,6 @@ def test_the_difference_of_two_states_in_the_last_layer_makes_one_answer_the_oth
     assert torch.allclose(said.p[1], sides["none"].p, atol=1e-5)
     random = compare.random_like(u[3], torch.Generator().manual_seed(0))
     assert torch.isclose(random.norm(), u[3].norm())
-
-
-def test_smoothers_are_those_of_the_textbooks():
-    draw = torch.Generator().manual_seed(0)
-    states = torch.randn(3, 6, 4, generator=draw, dtype=torch.double)
-    labels = torch.randn(3, 5, generator=draw, dtype=torch.double)
-    for name, rule in smoothers.SMOOTHERS.items():
-        said = (rule(states) * labels).sum(1)
-        for row, value in enumerate(said.tolist()):
-            x, query, y = states[row, :-1].numpy(), states[row, -1:].numpy(), labels[row].numpy()
-            gram = x @ x.T
-            angle = (x @ query[0]) / np.linalg.norm(x, axis=1)
-            expected = {
-                "count": y.sum(),
-                "last example": y[-1],
-                "nearest example": y[angle.argmax()],
-                "ridge on states": KernelRidge(
-                    alpha=smoothers.RIDGE * gram.diagonal().mean(), kernel="linear"
-                ).fit(x, y).predict(query)[0],
-                "one gradient step": (x.T @ y) @ query[0],
-            }  # fmt: skip
-            assert value == pytest.approx(expected[name]), name
 
 
 def test_sets_to_remove_part_the_marked_heads_and_controls_are_others_of_their_layers():
