@@ -81,8 +81,7 @@ def gd_weights(xs: Xs, ys: Labels, rate: float | Float[Tensor, "rate"], steps: i
 
 def tuned_rate(pairs: int, dim: int, ratio: float = 0.0) -> Float[Tensor, "n"]:
     """Return the rates 1 / (2 (n + d + 1 + ``ratio``)), at which one step of GD has the least risk:
-    for x ~ N(0, I), w ~ N(0, prior² I) and ``ratio`` noise²/prior², as E tr((XᵀX)²) = n d (n + d +
-    1)."""
+    x ~ N(0, I), w ~ N(0, prior² I), ``ratio`` noise²/prior², E tr((XᵀX)²) = n d (n + d + 1)."""
     return 0.5 / (torch.arange(pairs, dtype=torch.float64) + dim + 1 + ratio)
 
 
@@ -110,8 +109,7 @@ gd, sgd = Linear(gd_weights), Linear(sgd_weights)
 
 def knn(xs: Xs, ys: Labels, k: int = 3, power: float = 0.0) -> Float[Tensor, "*batch n"]:
     """Return the mean label of the k nearest pairs before, weighted by distance to the power of
-    -``power``; with a power, pairs at the query itself count alone. The paper: k = 3, powers 0 and
-    2."""
+    ``-power`` (the paper: 0 and 2); with a power, pairs at the query itself count alone."""
     x, y = _check(xs, ys)
     apart = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
     later = torch.ones_like(apart).triu().bool()

@@ -61,14 +61,12 @@ def concatenate(predictors: Sequence[Predictor]) -> Predictor:
 
 def spd(first: Predicted, second: Other, dim: int) -> Spread:
     """Return the squared prediction difference for n = 0, 1, ... pairs seen: mean over contexts of
-    (f - g)², divided by ``dim`` (1 is the definition, d what the paper plots). Leading axes are
-    broadcast."""
+    (f - g)², divided by ``dim`` (1 is the definition, d what the paper plots)."""
     return spread(_squares(first, second, dim).mT)
 
 
 def under_determined(dim: int) -> slice:
-    """Return the numbers of pairs that leave w open: n = 1 .. d - 1 (the paper leaves the ends
-    unsaid)."""
+    """Return the numbers of pairs that leave w open: n = 1 .. d - 1."""
     return slice(1, dim)
 
 
@@ -117,8 +115,7 @@ def implicit_weights(
 def linear_fit(
     wanted: Float[Tensor, "*ensemble batch query"], queries: Float[Tensor, "batch query d"]
 ) -> Fit:
-    """Fit the linear function of the queries, without an intercept, that is nearest to the
-    answers to them."""
+    """Fit the linear function of the queries, without intercept, nearest to the answers."""
     design = queries.to(wanted)
     weights = (torch.linalg.pinv(design) @ wanted[..., None])[..., 0]
     residual = (wanted - (design @ weights[..., None])[..., 0]).square().sum(-1)
@@ -153,17 +150,6 @@ class Nearest:
         """Return the index of the nearest baseline in each of so many groups of contexts."""
         groups = self.by_context.tensor_split(count, -1)
         return torch.stack([group.mean(-1).argmin(-1) for group in groups], -1)
-
-    def share(
-        self, generator: torch.Generator, resamples: int = 1000
-    ) -> Float[Tensor, "*ensemble algorithm"]:
-        """Return in what share of bootstrap resamples of the contexts each baseline is nearest."""
-        size, device = (resamples, self.by_context.shape[-1]), generator.device
-        chosen = torch.randint(size[1], size, generator=generator, device=device)
-        chosen = chosen.to(self.by_context.device)
-        counts = torch.zeros_like(chosen).scatter_add_(1, chosen, torch.ones_like(chosen))
-        best = (self.by_context @ counts.mT.to(self.by_context)).argmin(-2)
-        return functional.one_hot(best, len(self.names)).double().mean(-2)
 
 
 def nearest(

@@ -176,8 +176,7 @@ class _Probes(nn.Module):
 def _normalised(
     predicted: Float[Tensor, "*probe target batch d"], targets: Targets
 ) -> Float[Tensor, "*probe target batch"]:
-    """Return each context's part in 1 − R²; errors and variances are summed over the
-    coordinates."""
+    """Return each context's part in 1 − R², of sums over the coordinates."""
     spread = (targets - targets.mean(1, keepdim=True)).square().sum(-1).mean(1, keepdim=True)
     return (predicted - targets).square().sum(-1) / spread
 

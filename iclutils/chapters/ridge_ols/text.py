@@ -49,8 +49,7 @@ def predict_numbers(
     ys: Float[Tensor, "batch n"],
     batch_size: int = 16,
 ) -> tuple[Float[Tensor, "batch n"], Float[Tensor, "batch n"]]:
-    """Return each y as the model expects it after the pairs before, and the probability of any
-    number. A number is one token."""
+    """Return each y as expected after the pairs before, and the probability of any number."""
     tokens, at = _write(form, xs, ys)
     answers = []
     for batch in bar(tokens.split(batch_size), "contexts"):
@@ -66,8 +65,7 @@ def ask_every_number(
     model: TransformerBridge, form: NumberFormat, contexts: Contexts, after: Sequence[int]
 ) -> Float[Tensor, "batch entry query"]:
     """Return the model's answers to every x that can be written, after so many pairs. All x share
-    the keys and values of the pairs, so that these are read once; ``predict_numbers`` is for the
-    contexts' own x."""
+    the keys and values of the pairs; ``predict_numbers`` is for the contexts' own x."""
     device, count = model.cfg.device, len(form.values)
     tokens, at = _write(form, contexts.xs, contexts.ys)
     tokens, wanted = tokens.to(device), form.values[:, 0].to(device)

@@ -80,10 +80,6 @@ def test_the_nearest_baseline():
     assert found.winners == ["0.25", "1.0"]
     for i, row in enumerate(known.values()):
         assert_close(found.distances[:, i], distances.mspd(networks, row, 5).mean)
-    chosen = torch.randint(100, (50, 100), generator=seeded())  # resamples, written out
-    best = torch.stack([found.by_context[..., row].mean(-1).argmin(-1) for row in chosen], -1)
-    share = torch.stack([(best == i).double().mean(-1) for i in range(4)], -1)
-    assert_close(found.share(seeded(), 50), share)
     in_groups = found.in_groups(4)  # of 25 contexts
     assert in_groups.shape == (2, 4)
     assert int(in_groups[1, 3]) == int(found.by_context[1, :, 75:].mean(-1).argmin())
