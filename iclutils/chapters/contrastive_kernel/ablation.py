@@ -38,14 +38,12 @@ def no_start(weights: Weights, demos: Demos) -> Weights:
 
 
 def regularised(weights: Weights, demos: Demos, alpha: float) -> Weights:
-    """Return weights of (1-α) W_0 φ(q) + ΔW φ(q): a step on L + (α/2) |W|² weakens the start
-    alone."""
+    """Return weights of (1-α) W_0 φ(q) + ΔW φ(q), after a step on L + (α/2) |W|²."""
     return torch.where(demos, weights, (1 - alpha) * weights)
 
 
 def negative_samples(weights: Weights, demos: Demos, beta: float) -> Weights:
-    """Return weights that take β times the mean of the other values off each, as
-    ``dual.contrast``."""
+    """Return weights that take β times the mean of the others off each: ``dual.contrast``."""
     chosen = weights * demos
     others = (chosen.sum(-1, keepdim=True) - chosen) / (demos.sum(-1, keepdim=True) - 1).clamp(1)
     return weights - beta * others * demos

@@ -22,8 +22,7 @@ from ...models import TransformerBridge, bos, get_act_name
 from ...progress import bar
 from ...tasks.prompts import Prompts, Role
 from ...tasks.repeated import RepeatedTokens, repeated_tokens
-from .dual import dual_form, explicit_steps
-from .features import gram
+from .dual import dual_form, explicit_steps, gram
 
 Ids = Int[Tensor, "..."]  # tokens: answers (batch), or those they are compared with (batch or 1, k)
 LOGIT_TOLERANCE = 1e-3  # of the parts' absolute sum
@@ -135,8 +134,7 @@ def direct_logit_attribution(
     """Split the answer's logit into starts and updates of heads, MLPs and the embedding.
 
     Every norm on the way keeps the scale of the run. The mean logit of the tokens ``against``,
-    (batch, k) or one row for all, is subtracted: a logit alone means little, as softmax ignores a
-    constant.
+    (batch, k) or one row for all, is subtracted: softmax ignores a constant.
     """
     model = query.model
     layers = range(model.cfg.n_layers)

@@ -5,7 +5,7 @@ answers for their queries, (batch,). With an axis of networks in front each has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -15,14 +15,12 @@ from torch.nn.functional import cosine_similarity
 
 from ...errors import IclError
 from ...models.lsa import LinearSelfAttention
-from ...progress import bar
 from ...tasks.functions import Problem, Waves
-from ...tasks.regression import Contexts, scale_inputs, scale_outputs
+from ...tasks.regression import Contexts
 
 Predictor = Callable[[Tensor, Tensor], Tensor]
 Inputs = Float[Tensor, "*network batch n d"]
 Labels = Float[Tensor, "*network batch n"]
-SHIFTS = {"inputs": scale_inputs, "weights": scale_outputs}
 
 
 def own_contexts(
@@ -133,21 +131,6 @@ def _answers(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
         shape = f"{tuple(answered.shape[1:])}, or NaN or infinity"
         raise IclError(f"Need a finite answer for each of {xs.shape[-3]} contexts; got {shape}.")
     return answered
-
-
-def under_shift(
-    predictors: Mapping[str, Predictor], contexts: Contexts, factors: Sequence[float], kind: str
-) -> dict[str, Float[Tensor, "ensemble factor"]]:
-    """Measure losses as inputs or weights of linear tasks are scaled, over the factor's square.
-    Labels grow with it in both, so a predictor that answers 0 keeps the same number, as does any
-    whose answers scale with the labels; GD's do under "weights", not under "inputs"."""
-    rows: dict[str, list[Tensor]] = {name: [] for name in predictors}
-    for factor in bar(factors, "factors"):
-        shifted = SHIFTS[kind](contexts, factor)
-        for name, predictor in predictors.items():
-            answered = answers(predictor, shifted.xs, shifted.ys).double()
-            rows[name].append(half_mse(answered, shifted.ys) / factor**2)
-    return {name: torch.stack(losses, -1) for name, losses in rows.items()}
 
 
 def products(network: LinearSelfAttention) -> tuple[Tensor, Tensor]:

@@ -36,7 +36,8 @@ def descend(
     weights = torch.zeros_like(xs[..., :1, :])  # (*batch, 1, d)
     mapped = torch.eye(xs.shape[-1]).to(xs)  # what GD++ has done to x so far, (*batch, d, d)
     steps = [weights]
-    for rate, gamma in each_step(rates, gammas):
+    squeezes = [0.0] * len(rates) if gammas is None else gammas
+    for rate, gamma in zip(map(float, rates), map(float, squeezes), strict=True):
         change = rate / pairs.shape[-2] * y.mT @ pairs  # (*batch, 1, d)
         y = y - pairs @ change.mT  # what is left of the labels
         weights = weights + change @ mapped
@@ -54,13 +55,6 @@ def predictor(
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the answers of the last step from 0, as a function of (xs, ys)."""
     return lambda xs, ys: descend(xs, ys, rates, gammas).predictions[-1]
-
-
-def each_step(rates: Settings, gammas: Settings | None) -> list[tuple[float, float]]:
-    """Return a rate and a gamma for each step; gammas are 0 if there are none."""
-    etas = [float(rate) for rate in rates]
-    squeezes = [0.0] * len(etas) if gammas is None else [float(gamma) for gamma in gammas]
-    return list(zip(etas, squeezes, strict=True))
 
 
 class BestStep(NamedTuple):
@@ -110,8 +104,7 @@ def tune(
     steps: int, xs: Float[Tensor, "batch n d"], ys: Float[Tensor, "batch n"], plus: bool = False
 ) -> list[Tuned]:
     """Find, for 1, 2, .. ``steps``, the positive rate, and with ``plus`` the gamma, that answer
-    best, the same for all steps: L-BFGS in float64 on all contexts (give thousands), from the best
-    of one step less."""
+    best, the same for all steps: L-BFGS in float64 on all contexts (give thousands)."""
     pairs, y = xs[:, :-1].double(), ys[:, :-1, None].double()  # (batch, N, d), (batch, N, 1)
     values, axes = torch.linalg.eigh(pairs.mT @ pairs / pairs.shape[-2])  # (batch, d, d)
     unit, wanted = float(values.mean()), ys[:, -1].double()

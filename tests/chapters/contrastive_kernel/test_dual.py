@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis.strategies import booleans, integers, sampled_from
+from random_layers import some
 from torch.nn.functional import scaled_dot_product_attention
 
 from iclutils.chapters.contrastive_kernel import ablation, dual
-from iclutils.chapters.contrastive_kernel.features import gram
 from iclutils.interp.at_query import scores
 
 seeds = integers(0, 9999)
@@ -32,7 +32,7 @@ def data(seed, keys=6, dim=3, batch=(), width=2):
 def test_one_gradient_step_is_softmax_attention(seed, keys, dim):
     """Autograd on exact features. Fails with the other sign, another D, or a 1/n in the loss."""
     q, k, v, chosen = data(seed, keys, dim)
-    before, after = dual.explicit_steps(*gram(q, k), v, chosen)
+    before, after = dual.explicit_steps(*dual.gram(q, k), v, chosen)
     start, update = (part[0] for part in dual.dual_form(q[None], k, v, chosen))
     torch.testing.assert_close(before, start, **EXACT)
     torch.testing.assert_close(after, start + update, **EXACT)
@@ -64,5 +64,27 @@ def test_variants_are_steps_on_the_changed_losses(seed, alpha, beta):
         (ablation.regularised(weights, chosen, alpha), {"alpha": alpha}),
         (ablation.negative_samples(weights, chosen, beta), {"beta": beta}),
     ):
-        _, expected = dual.explicit_steps(*gram(q, k), v, chosen, **change)
+        _, expected = dual.explicit_steps(*dual.gram(q, k), v, chosen, **change)
         torch.testing.assert_close((changed @ v)[0], expected, **CLOSE)
+
+
+@settings(max_examples=20)
+@given(
+    seed=integers(0, 9999),
+    dim=integers(1, 6),
+    keys=integers(1, 9),
+    size=sampled_from([0.1, 1.0, 4.0]),
+)
+def test_gram_features_have_the_kernels_products(seed, dim, keys, size):
+    """exp(a·b / sqrt(d)) by numpy. With the query the relative error is small at any size."""
+    q, k = some(seed, (1, dim), (keys, dim))
+    q, k = size * q[0], size * k
+    phi_q, phi_k = dual.gram(q, k)
+    assert phi_k.shape == (keys, keys + 1)
+    half_q, half_k = (((x**2).sum(-1) / 2 / dim**0.5).numpy() for x in (q, k))
+    product = np.exp(k.numpy() @ q.numpy() / dim**0.5 - half_q - half_k.max())
+    np.testing.assert_allclose((phi_k @ phi_q).numpy(), product, rtol=1e-11)
+    pairs = np.exp(k.numpy() @ k.numpy().T / dim**0.5 - 2 * half_k.max())
+    length = np.exp(half_k - half_k.max())
+    gap = np.abs((phi_k @ phi_k.T).numpy() - pairs) / (length[:, None] * length)
+    assert gap.max() < 1e-12 * keys + 1e-13

@@ -6,8 +6,9 @@ import math
 import pytest
 import torch
 from random_layers import TIGHT, some
+from torch.nn.functional import scaled_dot_product_attention
 
-from iclutils.chapters.contrastive_kernel import dual, features
+from iclutils.chapters.contrastive_kernel import dual
 from iclutils.interp.at_query import scores
 
 DIM, COUNT = 4, 16
@@ -15,7 +16,7 @@ DEMOS = torch.arange(COUNT) < COUNT - 1  # the last token is the query's own
 queries, keys, values = some(0, *3 * [(8, COUNT, DIM)])  # as many queries as keys
 exponent = scores(queries, keys)
 D = exponent.exp().sum(-1)  # of each query, (batch, query)
-mixed = features.attention(queries, keys, values)
+mixed = scaled_dot_product_attention(queries, keys, values)
 start, step = dual.dual_form(queries, keys, values, DEMOS)
 lengths = keys.square().sum(-1)[..., None, :] / math.sqrt(DIM)  # of keys over d^(1/4)
 
@@ -43,7 +44,9 @@ def test_a_gaussian_kernel_serves_keys_of_one_length():
     unit = keys / keys.norm(dim=-1, keepdim=True)
     distance = torch.cdist(queries, unit).square() / math.sqrt(DIM)
     gaussian = (-distance / 2).softmax(-1) @ values
-    torch.testing.assert_close(gaussian, features.attention(queries, unit, values), **TIGHT)
+    torch.testing.assert_close(
+        gaussian, scaled_dot_product_attention(queries, unit, values), **TIGHT
+    )
 
 
 def test_the_normaliser_belongs_to_the_query():
@@ -61,6 +64,6 @@ def test_each_query_has_a_dual_model_of_its_own():
 def test_linear_maps_augment_nothing():
     """They go over to the queries and the outputs."""
     a, b = some(1, (DIM, DIM), (DIM, DIM))
-    augmented = features.attention(queries, keys @ a, values @ b)
-    absorbed = features.attention(queries @ a.mT, keys, values) @ b
+    augmented = scaled_dot_product_attention(queries, keys @ a, values @ b)
+    absorbed = scaled_dot_product_attention(queries @ a.mT, keys, values) @ b
     torch.testing.assert_close(augmented, absorbed, **TIGHT)

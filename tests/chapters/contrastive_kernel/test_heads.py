@@ -6,13 +6,13 @@ import pytest
 import torch
 from random_prompts import random_prompts
 from tiny import VOCAB, save_gpt2, save_grouped, save_neox, tiny_gpt2, tokens
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM
 
 from iclutils import models, zoo
 from iclutils.chapters.contrastive_kernel import ablation
 from iclutils.chapters.contrastive_kernel.ablation import PARTS, change_heads
 from iclutils.chapters.contrastive_kernel.dual import contrast, dual_form
-from iclutils.chapters.contrastive_kernel.features import attention
 from iclutils.chapters.contrastive_kernel.heads import (
     direct_logit_attribution,
     dual_heads,
@@ -152,7 +152,9 @@ def test_a_change_is_z_replaced_by_hand(both, name):
     q, key, value = (part[:, head] for part in parts[:3])
     start, update = (part[:, 0] for part in dual_form(q[:, None], key, value, mask))
     z = {"no update": start, "no start": update, "shorter start": 0.3 * start + update}
-    z["negative samples"] = attention(q[:, None], key, contrast(value, mask, 0.7))[:, 0]
+    z["negative samples"] = scaled_dot_product_attention(
+        q[:, None], key, contrast(value, mask, 0.7)
+    )[:, 0]
     expected = both.run_with_z(x, layer, head, z[name])[:, -1]
     hooks = change_heads(query, mask, CHANGES[name], [(layer, head)])
     close(query.again(hooks), expected, 1e-3)

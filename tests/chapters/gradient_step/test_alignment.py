@@ -10,17 +10,15 @@ from random_layers import TIGHT, random, seeded, some
 from iclutils.chapters.gradient_step.alignment import (
     alignment,
     answers,
-    half_mse,
     off_pattern,
     products,
     responses,
     step_matrix,
-    under_shift,
 )
 from iclutils.chapters.gradient_step.construction import construct
-from iclutils.chapters.gradient_step.descent import best_step, descend, predictor
+from iclutils.chapters.gradient_step.descent import descend, predictor
 from iclutils.models.lsa import Shape
-from iclutils.tasks.regression import Contexts, Task, sample
+from iclutils.tasks.regression import Task
 
 
 def gd(*rates):
@@ -59,26 +57,6 @@ def test_alignment_of_known_pairs():
         size, length = answer.abs().mean(), weights.norm(dim=-1).mean()
         expected = [cosine, gap * length, gap * size, wrong, right]
         assert [float(v) for v in found] == pytest.approx([*map(float, expected)], abs=1e-10)
-
-
-def test_losses_under_shift():
-    """Of one step of GD: flat when weights grow, the closed form when inputs do."""
-    drawn = sample(Task(4), 40_000, 7, seeded(0))
-    drawn = Contexts(*(part.double() for part in drawn))
-    table = {"gd": gd(0.4), "zero": gd(0.0), "network": construct(Shape(4, 6), [0.4])}
-    plain = float(half_mse(answers(gd(0.4), drawn.xs, drawn.ys), drawn.ys))
-    flat = float(0.5 * drawn.ys[:, -1].square().mean())
-    factors = [0.5, 1.0, 2.0]
-    expected = []
-    for factor in factors:  # the loss is a parabola in the rate
-        best = best_step(4, 6, factor**2, 3 * factor**4)
-        off = (0.4 / best.rate - 1) ** 2
-        expected.append((best.rate_loss + off * (2 * factor**2 - best.rate_loss)) / factor**2)
-    for kind, wanted, close in (("weights", [plain] * 3, 1e-6), ("inputs", expected, 0.05)):
-        found = under_shift(table, drawn, factors, kind)
-        torch.testing.assert_close(found["network"], found["gd"], atol=1e-4, rtol=1e-4)
-        assert found["zero"][0].tolist() == pytest.approx([flat] * 3)
-        assert found["gd"][0].tolist() == pytest.approx(wanted, rel=close)
 
 
 def test_products_are_what_a_layer_does():
