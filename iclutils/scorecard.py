@@ -56,9 +56,8 @@ class Entry:
 
     @property
     def lead(self) -> str:
-        """Return how much it differs from its null, with the 95 % interval, if both have a spread
-        and their difference has one."""
-        if self.result is None or self.claim.kind == "identity":
+        """Return how much it differs from its null, with the 95 % interval, if there is one."""
+        if self.result is None:
             return ""
         apart = claims.difference(self.result, self.null)
         less, *ends = map(number, apart) if apart else ["", ""]

@@ -17,7 +17,6 @@ LEDGER = """
   tolerance: a bar for the test
 - id: "90.second"
   cell: start
-  kind: erratum
   added_after: "90.first"
   origin: own
   statement: It is round.

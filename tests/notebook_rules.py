@@ -14,7 +14,6 @@ FLOAT = re.compile(r"(?<![\w.])[-+−]?(\d+\.\d*|\.\d+|\d+(?=e))(?:e[-+]?\d+)?(?
 LABEL = re.compile(r"^\((\d\d-[\w-]+)\)=\s*$", re.MULTILINE)
 REPETITIONS = 5  # behind a finding, at least
 LISTS = 3  # and of word lists, which are few, as functions of one are averaged
-HARMLESS = (claims.HOLDS, claims.UNDEFINED)  # with random weights, for an identity
 
 
 def source(cell):
@@ -124,18 +123,16 @@ def problems(results, chapter=None, tier="mini"):
                 yield f"{name} was not measured."
             continue
         null, over = claims.null_of(result, results), claim.text_at("over", tier)
-        says = claim.kind == "finding" and claims.judge(result, null) != claims.SAME
+        says = claims.judge(result, null) != claims.SAME
         least = LISTS if "functions of one averaged" in over else REPETITIONS
         if says and result.count < least:
             yield f"{name} is a finding of {result.count} repetitions."
         if max(result.count, null.count if null else 0) > 1 and not over:
             yield f"{name} does not say over what its {result.count} repetitions are."
-        if claim.kind == "finding" and null is None:
+        if null is None:
             yield f"{name} is a finding without a null."
         silent = null and null.verdict == claims.UNDEFINED and not claim.undefined
-        if claim.kind == "finding" and silent:
+        if silent:
             yield f"{name} does not say why its null is undefined."
-        if claim.kind == "identity" and null and null.verdict not in HARMLESS:
-            yield f"{name} is no identity: with random weights it {null.verdict}."
         if claim.null and not result.null:
             yield f"{name} names a null of its own, which its cell does not pass to check()."

@@ -87,8 +87,7 @@ def mini(**criteria):
         (mini(holds="> 1"), "can never decide"),  # outside the range
         (mini(holds=">= 0.5", weaker=">= 0.8"), "can never decide"),  # the first does
         *((mini(holds=x), "is not one of") for x in ("< nan", "= 0.5", "1")),
-        ({"kind": "identity"}, "names the algebra"),
-        ({"kind": "findings"}, "Did you mean 'finding'"),
+        (mini(hold=">= 0.8"), "Did you mean 'holds'"),
         ({"tiers": {"mni": {"holds": ">= 0.8"}}}, "Did you mean 'mini'"),
         ({"statement": None}, "statement"),
         ({"id": "91.score"}, "does not belong here"),

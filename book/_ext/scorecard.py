@@ -18,7 +18,6 @@ it was measured, and over what; ±: the standard error over these; over sequence
 model it says nothing about another training. *Null*: the same without what the finding is about; in
 brackets the 95 %% interval of the difference: with 0 in it, it is not shown that the two differ.
 {doc}`What the words mean </book/verdicts>`. After a run of yours, `book.table("%s")` prints it."""
-APART = {"identity": "identities, which any network obeys", "erratum": "errata"}
 NOTHING = "[–]{.verdict .verdict-none}"  # left out on a narrow page
 
 
@@ -67,7 +66,7 @@ def claims_table(own: list[Row], on_scorecard: bool = False) -> list[str]:
         if on_scorecard:
             link = f"{{#{anchor(claim)} .claim-id}}\n[`{claim.id}`](#{claim.chapter}-{claim.cell})"
             name = "\n\n".join([link, _line(claim.statement), *rules(claim)])
-            parts = [f"{claim.kind}, {ORIGINS[claim.origin]}", source, _line(claim.source)]
+            parts = [ORIGINS[claim.origin], source, _line(claim.source)]
             source = "\n\n".join(part for part in parts if part != NOTHING)
         nulls = [f"{claim.null or 'random weights'}:"]
         for column, label in columns.items():
@@ -75,8 +74,8 @@ def claims_table(own: list[Row], on_scorecard: bool = False) -> list[str]:
                 null = row[column + NULL]
                 less = f"; difference {row[column].lead}" if row[column].lead else ""
                 nulls.append(f"{label} {plain(null.value)} {_badge(null)}{less}")
-        said = f"true of any network: {claim.algebra}" if claim.algebra else "\n\n".join(nulls)
-        body.append([name, *(measured(row[k], on_scorecard) for k in columns), source, said])
+        values = (measured(row[k], on_scorecard) for k in columns)
+        body.append([name, *values, source, "\n\n".join(nulls)])
     return table(["Finding", *columns.values(), "Source", "Null"], body, "evidence")
 
 
@@ -107,23 +106,19 @@ def rules(claim: Claim) -> list[str]:
 
 
 def totals(every: list[Row]) -> list[str]:
-    """Return tables of the findings by who says them, and what is counted apart."""
+    """Return tables of the claims by who says them."""
     lines = list[str]()
     for tier, where in (("mini", "on small models"), ("real", "in a real language model")):
         body = []
         for origin, name in {**ORIGINS, "": "all"}.items():
             counts = Counter(
-                row[tier].verdict
-                for row in every
-                if row[tier].claim.kind == "finding" and origin in ("", row[tier].claim.origin)
+                row[tier].verdict for row in every if origin in ("", row[tier].claim.origin)
             )
             del counts[NOT_ASKED]
             body.append([name, *map(str, (counts.total(), *(counts[v] for v in JUDGED)))])
         if tier == "mini" or any(row[tier].result for row in every):
             lines += table(["Findings of", where, *JUDGED], body, "scorecard-counts")
-    kinds = Counter(row["mini"].claim.kind for row in every)
-    apart = (f"{kinds[kind]} {name}" for kind, name in APART.items())
-    return [*lines, f"Counted apart: {' and '.join(apart)}.", ""]
+    return [*lines, ""]
 
 
 def badge(verdict: str, null: bool = False) -> list[str]:

@@ -39,7 +39,6 @@ from ..files import CHECKOUT, output_folder, read_json, write_json
 
 ROOT = Path(__file__).parent
 COMMITTED = CHECKOUT / "book" / "results"  # one file for each chapter and tier
-KINDS = ("finding", "identity", "erratum")
 ORIGINS = ("paper", "note", "own")
 HOLDS, WEAKER, UNCLEAR, FAILS = "holds", "weaker", "too few to tell", "fails its bar"
 SAME, UNDEFINED = "null does as well", "not measurable"
@@ -65,9 +64,7 @@ class Claim:
     cell: str  # the name of the notebook cell that checks it
     tiers: dict[str, dict[str, str]]  # for each that it applies to: holds, and perhaps weaker
     tolerance: str  # where the bounds come from
-    kind: str = "finding"  # or an identity (true of any network), or an erratum of the source
     over: str | dict[str, str] = ""  # what was repeated, the unit of n; likewise
-    algebra: str = ""  # of an identity: why it is true of any network, or what proves it
     null: str = ""  # the fair null, where it is not random weights; the cell measures it
     undefined: str = ""  # why random weights leave nothing to measure, where that is so
     headline: bool = False  # one of the three that the evidence of a chapter opens with
@@ -217,17 +214,9 @@ def write(
     paired: Summary | None = None,
     **where: Any,
 ) -> Result:
-    """Write a mean with its provenance into ``folder/TIER/NN.json``, one file for each chapter and
-    tier, in the place of an earlier one of the claim.
-
-    Args:
-        folder: that of all tiers.
-        claim: the claim that is measured.
-        measured: mean, standard error and number of repetitions; refused if it cannot be judged.
-        null: the same of the null, where the cell measures one.
-        paired: the difference from that null, where they were measured in pairs.
-        where: the other fields of a ``Result``: tier, model, seed, device, detail.
-    """
+    """Write a mean with its provenance into ``folder/TIER/NN.json``, in the place of an earlier
+    one; refuse what cannot be judged. ``null`` is the cell's own, if any, ``paired`` the difference
+    from it, ``where`` the other fields of a ``Result``: tier, model, seed, device, detail."""
     stored = [_measured(where["tier"], *each) for each in (measured, null) if each]
     own = stored[1] | ({"paired": paired} if paired else {}) if null else None
     result = Result(claim.id, **stored[0], null=own, **provenance(), **where)
@@ -310,10 +299,9 @@ def _refuse(result: Result) -> None:
 
 def judge(result: Result, null: Result | None) -> str:
     """Judge a result beside its null. The null does as well as a finding if its verdict is
-    as good; there are too few to tell if they are pairs and the interval of their difference has 0
-    in it."""
+    as good; of pairs there are too few to tell if the interval of their difference has 0 in it."""
     word, good = result.verdict, (HOLDS, WEAKER)
-    if find(result.id).kind != "finding" or not null or word not in good:
+    if not null or word not in good:
         return word
     if null.verdict in good[: good.index(word) + 1]:
         return SAME
@@ -356,9 +344,8 @@ def provenance() -> dict[str, Any]:
 
 
 def results_folder() -> Path:
-    """Return the folder that results are written to: ``$ICLUTILS_RESULTS``, as the runner of the
-    chapters sets it; for a notebook that is run by hand ``_build/by_hand`` of the checkout, or
-    ``iclutils-results`` in the current folder (an installed package, as on Colab)."""
+    """Return the folder that results are written to: ``$ICLUTILS_RESULTS``, as the runner sets it,
+    or, for a notebook that is run by hand, ``_build/by_hand`` or ``iclutils-results``."""
     return output_folder("ICLUTILS_RESULTS", "_build/by_hand", "iclutils-results")
 
 
@@ -404,7 +391,6 @@ def validate(claim: Claim) -> None:
     """Refuse a claim that cannot fail: some value of the measure must lead to each verdict."""
     texts = [text for text in (claim.measure, claim.over) if isinstance(text, dict)]
     for what, values, known in (
-        ("kind", [claim.kind], KINDS),
         ("origin", [claim.origin], ORIGINS),
         ("tier", claim.tiers, presets.TIERS),
         ("tier", [tier for text in texts for tier in text], claim.tiers),
@@ -415,8 +401,6 @@ def validate(claim: Claim) -> None:
                 raise unknown(what, value, known)
     if not claim.tiers or not claim.tolerance:
         raise IclError("a claim needs criteria for some tier, and a tolerance.")
-    if (claim.kind == "identity") != bool(claim.algebra):
-        raise IclError("an identity, and nothing else, names the algebra it rests on.")
     for tier, criteria in claim.tiers.items():
         if not claim.text_at("measure", tier):
             raise IclError(f"the ledger does not say what is measured at {tier}.")

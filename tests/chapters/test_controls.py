@@ -25,11 +25,10 @@ PUBLISHED = {
        if name.startswith("01.") and c.published is not None},
     "01.prefix_best": 0.932,  # GPT-2 small's strongest head in the published list
     **LABEL_WORDS,
-    "04.published_loss": 0.20468888,  # the constant of the released notebook
     "04.one_cosine": 1.0,  # where the curves of the paper end
 }  # fmt: skip
 EFFECTS = "01.repetition_gain 01.second_half_accuracy 01.cause_loss"
-EFFECTS += " 04.published_loss 04.one_cosine"
+EFFECTS += " 04.one_cosine"
 RATIOS = "previous", "k_path", "loss_random"
 NOTHING = {
     **dict.fromkeys([*EFFECTS.split(), *LABEL_WORDS], 0.0),
