@@ -10,10 +10,6 @@ Each notebook has a module of its name in ``iclutils.chapters``:
 - 06 ``attention_circuits``: which parts do one thing, how they connect, and what happens if not.
 - 07 ``every_lens``: one prompt, and what each of these ways of looking marks.
 
-``models`` and ``zoo`` hold the networks (``training``, beside this package, has their recipes),
-``tasks`` the inputs, ``interp`` what several chapters measure, ``plots`` the figures. Arrows point
-one way: models -> tasks -> interp -> chapters.
-
 The names below are imported when they are first used, so that an import takes milliseconds.
 """
 

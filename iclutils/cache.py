@@ -34,12 +34,9 @@ def cached(
 ) -> Value:
     """Return ``function(*args, **named)``, from disk if it was computed before by the same code.
 
-    A generator among the arguments is left in the state in which the function left it. Use
+    A generator among the arguments is left as the function left it; one that is not among them is
+    refused, as are models with hooks and functions whose code cannot be read. Use
     ``Session.cached`` in a notebook: at the tier ``mini`` it computes and stores nothing.
-
-    Raises:
-        IclError: for a model with hooks, a function whose code cannot be read, or one that draws
-            from a generator that is not among its arguments.
     """
     memory = Memory(folder(), verbose=0, compress=1)
     stored = memory.cache(_call, ignore=["function", "args", "named"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from .errors import unknown
@@ -13,13 +14,6 @@ from .zoo import HELD_OUT, has
 Names = tuple[str, ...]
 ANCHORS = tuple(f"anchors-{seed}" for seed in HELD_OUT)
 SIZES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-KINDS = {
-    name: make_dataclass(
-        name.title().replace("_", ""), sizes, frozen=True, namespace={"__module__": __name__}
-    )
-    for name, sizes in SIZES["mini"].items()
-}
-globals().update({kind.__name__: kind for kind in KINDS.values()})  # so that they can be pickled
 
 
 @dataclass(frozen=True)
@@ -55,9 +49,9 @@ def _tier(name: str, device: str, part: str = "") -> Tier:
     """Make a tier, or a part of it, which does the same with fewer of everything."""
     layers = [SIZES["mini"], SIZES[name], SIZES.get(part, {})]
     chapters = {}
-    for chapter, kind in KINDS.items():
+    for chapter in SIZES["mini"]:
         sizes = {key: size for layer in layers for key, size in layer.get(chapter, {}).items()}
-        chapters[chapter] = kind(**{key: _plain(size) for key, size in sizes.items()})
+        chapters[chapter] = SimpleNamespace(**{key: _plain(x) for key, x in sizes.items()})
     return Tier(name, part or name, device, **chapters)
 
 

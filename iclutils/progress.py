@@ -13,11 +13,8 @@ PATIENCE = 2.0  # seconds of work before a bar is shown
 
 
 def bar(items: Iterable[Item] | None = None, what: str = "", total: int | None = None) -> Any:
-    """Go through ``items`` and show how far one is, once it takes longer than ``PATIENCE``.
-
-    It leaves nothing behind, and shows nothing where ``$ICLUTILS_QUIET`` is set, as the runner of
-    the chapters does, so that a page does not depend on the speed of a machine.
-    """
+    """Go through ``items`` and show how far one is, once it takes longer than ``PATIENCE``; nothing
+    where ``$ICLUTILS_QUIET`` is set, so that a page does not depend on the speed of a machine."""
     return tqdm(items, desc=what, total=total, leave=False, delay=PATIENCE, disable=quiet())
 
 

@@ -70,13 +70,7 @@ class Session:
     def example(self, guide: str, *texts: str) -> models.TransformerBridge:
         """Load SmolLM2, for worked examples: the trained one, also at the tier ``mini`` and with
         random ``weights``. Where it cannot be had, a line says so, and the small model ``guide``
-        takes its place: the words of ``texts`` are then names of its tokens.
-
-        Example:
-            >>> net = begin().example("induction-3", "A rose is a rose")  # doctest: +SKIP
-            >>> net.to_str_tokens("A rose")  # doctest: +SKIP
-            ['<|im_start|>', 'A', ' rose']
-        """
+        takes its place: the words of ``texts`` are then names of its tokens."""
         if not (why := smollm2.missing()):
             return models.load(smollm2.NAME, device=self.device)
         print(f"{why}\nThe small model {guide} takes its place; the text speaks of SmolLM2.")
@@ -169,13 +163,7 @@ class Session:
     def exercise(label: str) -> Iterator[None]:
         """Say whether what the reader wrote passes the assertions of the block: ``right``, ``not
         yet`` with the message of the first that fails, or ``write this first`` while it is the
-        stub. Any other error passes through, for the reader to see where it was raised.
-
-        Example:
-            >>> with Session.exercise("01-ex-even"):
-            ...     assert 1 + 1 == 3, "One and one are two."
-            01-ex-even: not yet. One and one are two.
-        """
+        stub. Any other error passes through, for the reader to see where it was raised."""
         try:
             yield
         except NotImplementedError as error:
@@ -190,8 +178,7 @@ class Session:
     def table(self, *names: str) -> None:
         """Print claims, or all of a chapter (``"06"``) or section (``"06-circuit"``), in every
         column of the scorecard: the source's number, small models, a real language model, the
-        paper's own, each with its null. The numbers are the committed ones, at this tier those of
-        the latest run."""
+        paper's own, each with its null: the committed numbers, at this tier those of this run."""
         every = (claim for name in names for claim in claims.matching(name))
         rows = (scorecard.row(claim, self._results(claim.id)) for claim in every)
         print(scorecard.compared(rows))

@@ -13,7 +13,6 @@ from itertools import product
 
 import torch
 from jaxtyping import Bool, Float, Int
-from sklearn.metrics import roc_auc_score
 from torch import Generator, Tensor
 
 from ..errors import IclError
@@ -57,8 +56,7 @@ class Circuit:
         return [(a, b) for a in self.all_previous for b in self.all_induction if a[0] < b[0]]
 
     def wires(self, every: bool = True) -> dict[Head, list[Head]]:
-        """Return, for each induction head, the previous-token heads below it: of every pair, or of
-        the strongest alone."""
+        """Return the previous-token heads below each induction head, or of the best pair alone."""
         pairs = self.pairs() if every else [(self.previous, self.induction)]
         return {b: [a for a, reader in pairs if reader == b] for _, b in pairs}
 
@@ -77,17 +75,6 @@ def find(model: TransformerBridge, batch: RepeatedTokens) -> Circuit:
     """Return the strongest induction head, and the strongest previous-token head in a layer below.
 
     For scores that are there already, use ``roles``.
-
-    Example:
-        >>> import torch
-        >>> from iclutils import models
-        >>> from iclutils.chapters import gpt2_induction
-        >>> from iclutils.tasks.repeated import repeated_tokens
-        >>> net = models.load("induction-0")
-        >>> task = repeated_tokens(net, 8, 20, torch.Generator().manual_seed(0))
-        >>> circuit = gpt2_induction.find(net, task)
-        >>> circuit.previous[0] < circuit.induction[0]
-        True
     """
     scores = score_heads(model, batch.tokens, batch.length)
     return roles({name: values.mean(0) for name, values in scores.items()})
@@ -123,11 +110,6 @@ def depth_order(
     which the former's layer is the earlier one; a tie counts half."""
     below, above = torch.tensor([top_heads(scores, count) for scores in (lower, upper)])[..., 0]
     return ((above - below[:, None]).sign().double().mean().item() + 1) / 2
-
-
-def auc_above(some: Sequence[float] | Tensor, others: Sequence[float] | Tensor) -> float:
-    """Return how often one of ``some`` exceeds one of ``others``: the area under the ROC curve."""
-    return roc_auc_score([1] * len(some) + [0] * len(others), [*some, *others])
 
 
 def effect_of_cuts(
@@ -183,8 +165,7 @@ def direct_effects(
     model: TransformerBridge, batch: RepeatedTokens
 ) -> Float[Tensor, "batch layer head"]:
     """Measure what each head adds to the right token's logit, above its mean over the vocabulary,
-    on the clean second copy. Norms keep the scale of the whole run, so that the parts add up to the
-    logit."""
+    on the clean second copy. Norms keep the scale of the run, so that parts add up to the logit."""
     half, last = batch.clean_half, get_act_name("resid_post", model.cfg.n_layers - 1)
     with torch.no_grad():
         _, seen = run_with_hooks(model, batch.tokens, [], [last])
@@ -234,8 +215,7 @@ def answers_without(
     sets: Sequence[Sequence[Sequence[Head]]],
     how: How = "mean",
 ) -> Bool[Tensor, "set batch"]:
-    """Return which words are answered right, whole, without each set of heads; sets are as of
-    ``losses_without``."""
+    """Return which words are answered right, whole, without each set (``losses_without``)."""
     check_prompts(model, questions.prompts)
     tokens, at = with_answers(questions.prompts, questions.whole)
     ways = ablate_sets(model, tokens, sets, how, tokens.roll(1, 0))

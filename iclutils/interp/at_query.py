@@ -169,8 +169,7 @@ def angle_names(layers: int) -> set[str]:
 
 
 def angles(cache: ActivationCache | Mapping[str, Tensor], layer: int) -> Angles:
-    """Return cosines and sines of a layer, from activations by name with ``angle_names``; None
-    without rotary positions."""
+    """Return cosines and sines of a layer (``angle_names``); None without rotary positions."""
     prefix = f"blocks.{layer}.attn.hook_"
     if f"{prefix}cos" not in cache:
         return None

@@ -40,22 +40,8 @@ def scores(
     task: CleanCorrupt,
     circuits: Bool[Tensor, "circuit from_writer to_reader"],
 ) -> Float[Tensor, "circuit batch"]:
-    """Score each circuit, in nats: all edges outside it carry the corrupt output at once.
-
-    What the edges in a circuit carry is computed anew. Circuits and sequences share the batch of a
-    pass.
-
-    Example:
-        >>> import torch
-        >>> from iclutils import models
-        >>> from iclutils.interp import circuit, clean_corrupt, graph
-        >>> net = models.load("induction-0")
-        >>> task = clean_corrupt.copying(net, 6, 5, torch.Generator().manual_seed(0))
-        >>> clean, corrupt = clean_corrupt.baselines(net, task)
-        >>> everything = circuit.scores(net, task, graph.of(net).exists[None])[0]
-        >>> torch.allclose(everything, clean, atol=1e-3)
-        True
-    """
+    """Score each circuit, in nats: all edges outside it carry the corrupt output at once, and what
+    the edges in it carry is computed anew."""
     graph = of(model)
     cut = (graph.exists & ~circuits.cpu()).to(task.clean.device)
     together = max(1, ROWS // (len(graph.writers) * task.clean.shape[1]))
@@ -79,8 +65,7 @@ def scores(
 def written(
     model: TransformerBridge, graph: Graph, tokens: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "batch writer pos d_model"]:
-    """Return what every writer writes, heads before a norm that stands between them and the
-    stream."""
+    """Return what every writer writes, heads before a norm on their way to the stream."""
     _, cache = cached(model, tokens, set(map(output_hook, graph.writers)))
     return torch.cat([_writes(model, u, cache[output_hook(u)]) for u in _by_hook(graph)], 1)
 
@@ -93,8 +78,7 @@ def _by_hook(graph: Graph) -> list[Node]:
 def _writes(
     model: TransformerBridge, first: Node, value: Tensor
 ) -> Float[Tensor, "batch some_writer pos d_model"]:
-    """Return what the writers of one hook write, from its value; a factor is applied, a norm is
-    not."""
+    """Return what the writers of one hook write; a factor is applied, a norm is not."""
     if first.kind != "head":
         return value[:, None]
     block = blocks(model)[first.layer]
@@ -172,8 +156,7 @@ def faithfulness(
     clean: Float[Tensor, "batch"],
     corrupt: Float[Tensor, "batch"],
 ) -> Float[Tensor, "*circuit"]:
-    """Return the share of the gap that a circuit keeps: 0 as the corrupt run, 1 as the clean
-    one."""
+    """Return the share of the gap that a circuit keeps: 0 as corrupt, 1 as clean."""
     return share(scores - corrupt, clean, corrupt)
 
 
@@ -195,8 +178,7 @@ def curve(
 def smallest_size(
     sizes: Sequence[int], share: Float[Tensor, "size"], bar: float = 0.9
 ) -> int | None:
-    """Return the first size, of increasing ones, from which on a curve stays at or above ``bar``;
-    None if it never does."""
+    """Return the first size from which on a curve stays at or above ``bar``, if it does."""
     curve = zip(reversed(sizes), reversed(share.tolist()), strict=True)
     above = [size for size, _ in takewhile(lambda point: point[1] >= bar, curve)]
     return above[-1] if above else None
@@ -222,8 +204,7 @@ def random_circuits(
 def induction_edges(
     graph: Graph, previous: Sequence[Node], induction: Sequence[Node]
 ) -> list[Edge]:
-    """List the edges of the textbook's circuit of previous-token and induction heads (Elhage et al.
-    2021).
+    """List the edges of the textbook's circuit of two kinds of heads (Elhage et al. 2021).
 
     The first read the embedding and write to the keys of the second, whose queries and values read
     the embedding; the second, and the embedding, write to the logits.

@@ -112,8 +112,7 @@ def share(
     clean: Float[Tensor, "batch"],
     corrupt: Float[Tensor, "batch"],
 ) -> Float[Tensor, "*item"]:
-    """Return nats lost as a share of what the corruption takes: mean over mean; 0 nothing, 1
-    all."""
+    """Return nats lost as a share of what the corruption takes, mean over mean."""
     return lost.mean(-1) / (clean - corrupt).mean()
 
 
@@ -128,8 +127,7 @@ def copying(
     """Predict the second copy of ``length`` distinct random tokens (chapter 01's task).
 
     Corrupt: the first copy is another draw (``"fresh"``), or in reverse order (``"shuffled"``), so
-    that every token still occurs, followed by another. ``narrow``: softmax over the second copy's
-    tokens alone.
+    that every token still occurs. ``narrow``: softmax over the second copy's tokens alone.
     """
     if corruption not in ("fresh", "shuffled"):
         raise unknown("corruption", corruption, ["fresh", "shuffled"])
@@ -189,8 +187,7 @@ def of_rivals(
     corrupt: Int[Tensor, "batch pos"],
     choices: Int[Tensor, "batch 2"],
 ) -> CleanCorrupt:
-    """Make a task of what ``words.rivals`` draws, on the model's device: say the first answer, not
-    the second."""
+    """Make a task of what ``words.rivals`` draws: say the first answer, not the second."""
     clean, corrupt, choices = (x.to(model.cfg.device) for x in (clean, corrupt, choices))
     at = torch.full_like(choices[:, :1], clean.shape[1] - 1)
     return CleanCorrupt(clean, corrupt, at, choices[:, :1], choices=choices)

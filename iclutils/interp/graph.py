@@ -140,8 +140,7 @@ def output_hook(writer: Node) -> str:
 def component_output(
     model: TransformerBridge, cache: ActivationCache | Mapping[str, Tensor], writer: Node
 ) -> Float[Tensor, "batch pos d_model"]:
-    """Return what a writer adds to the residual stream, from a cache; biases after W_O belong to
-    none.
+    """Return what a writer adds to the stream, from a cache; biases after W_O belong to none.
 
     Read where it reaches the stream: times the factor (Granite) or after the norm (Gemma-2, OLMo-2)
     that stands between. Such a norm keeps the scale of the run, so that the heads of a layer and

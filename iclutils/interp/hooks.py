@@ -62,8 +62,7 @@ def run_from(
     stop_at_layer: int | None = None,
 ) -> tuple[Float[Tensor, "batch entry out"], dict[str, Tensor]]:
     """Run as ``run_with_hooks``, from what a layer reads of the residual stream on (``start``, of
-    these tokens), or what the final norm reads if ``layer`` is the number of layers. Hooks are of
-    this layer or later ones."""
+    these tokens), or what the final norm reads if ``layer`` is the number of layers."""
     with skip_layers(model, layer, start):
         return run_with_hooks(model, tokens, hooks, watch, stop_at_layer)
 
@@ -93,8 +92,7 @@ def _layers(names: Iterable[str]) -> list[int]:
 
 
 def at_positions(at: Int[Tensor, "batch entry"]) -> Hook:
-    """Make the hook that hands the unembedding these positions alone, so that no other logits are
-    made."""
+    """Make the hook that hands the unembedding these positions alone."""
 
     def pick(resid: Tensor, hook: object) -> Tensor:
         return resid[torch.arange(len(at), device=resid.device)[:, None], at]
@@ -113,8 +111,7 @@ def logits_at(
 
 
 def set_activation(name: str, new: Float[Tensor, "..."], heads: Sequence[int] = ()) -> Hook:
-    """Make the hook that replaces an activation, or of ``z`` these heads alone, by what
-    broadcasts."""
+    """Make the hook that replaces an activation, or of ``z`` these heads alone."""
 
     def replace(value: Tensor, hook: object) -> Tensor:
         if not heads:

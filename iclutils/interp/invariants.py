@@ -63,13 +63,11 @@ class Frozen:
     centred: bool  # LayerNorm takes the mean away; RMSNorm does not
 
     def apply(self, part: Stream) -> Stream:
-        """Return what the norm makes of a part of its input; parts sum to the whole less
-        ``shift``."""
+        """Return what becomes of a part of the input; parts sum to the whole less ``shift``."""
         return (part - part.mean(-1, keepdim=True) if self.centred else part) * self.gain
 
     def pull_back(self, direction: Stream) -> Stream:
-        """Return the direction before the norm whose product is that with ``direction`` after
-        it."""
+        """Return the direction before the norm that has the product of ``direction`` after it."""
         before = direction * self.gain
         return before - before.mean(-1, keepdim=True) if self.centred else before
 
@@ -123,8 +121,7 @@ class Block:
         return self._frozen(self.written(z)).apply(part) if self.normed else self.after(part)
 
     def pull_back(self, z: Float[Tensor, "*#lead head d_head"], direction: Stream) -> Stream:
-        """Return the direction whose product with a part of ``written`` is that of ``direction``
-        with its ``share``."""
+        """Return the direction that has with ``written`` the product of this one with ``share``."""
         if not self.normed:
             return self.after(direction)
         return self._frozen(self.written(z)).pull_back(direction)
@@ -342,8 +339,7 @@ def toward(
 ) -> Float[Tensor, "*lead d_model"]:
     """Return the direction in the residual stream whose product with a part of the stream is what
     that part adds to a logit directly; ``direction`` is the logit's column of ``W_U``, or a
-    difference of columns. The final norm keeps the scale that it has at ``end``, the last stream
-    of the run."""
+    difference of columns. The final norm keeps its scale at ``end``, the run's last stream."""
     norm, factor = _unembedding(model)
     frozen = freeze(norm, end)
     assert frozen is not None, "_unembedding has tried this norm"

@@ -32,14 +32,8 @@ def demonstrations(prompts: Prompts) -> Keep:
     return prompts.roles <= Role.LABEL
 
 
-def shares_demonstrations(prompts: Prompts) -> bool:
-    """Tell whether all prompts begin with the same demonstrations, so that one cache serves all."""
-    return len(sets(prompts)) == 1
-
-
 def sets(prompts: Prompts) -> list[Int[Tensor, "rows"]]:
-    """List the rows of prompts that share their demonstrations, a set at a time, in order of the
-    first of each."""
+    """List the rows of each set of prompts with the same demonstrations, by its first row."""
     mine = demonstrations(prompts)
     shown = prompts.tokens.masked_fill(~mine, -1)[:, : int(mine.sum(1).max())]
     _, member = shown.unique(dim=0, return_inverse=True)
@@ -57,8 +51,7 @@ class DemonstrationCache:
     read: Int[Tensor, "batch demo_pos"]  # the demonstrations' tokens, -1 after their end
 
     def keep(self, mask: Bool[Tensor, "batch mem"]) -> DemonstrationCache:
-        """Keep the entries in ``mask`` alone; of one row, those that each row of ``mask`` asks
-        for."""
+        """Keep the entries in ``mask`` alone; a single row is kept once for each of its rows."""
         index, held = packed(mask & self.held)
 
         def pick(states: Tensor) -> Tensor:
@@ -73,8 +66,7 @@ class DemonstrationCache:
 def cache_demonstrations(
     model: TransformerBridge, prompts: Prompts, keep: Keep, hooks: Sequence[Hook] = ()
 ) -> DemonstrationCache:
-    """Read the demonstrations once (``prompts[:1]`` where all share theirs) under ``hooks``, and
-    hold only ``keep``."""
+    """Read demonstrations (of ``prompts[:1]``, if all share theirs), and hold only ``keep``."""
     check_prompts(model, prompts)
     mine = demonstrations(prompts)
     if keep.shape != mine.shape or bool((keep & ~mine).any()):
@@ -117,8 +109,7 @@ def answer_from_cache(
 
 
 def _query(prompts: Prompts, begins: Int[Tensor, "rows"]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return positions of the query's tokens, which of them are no padding, and their number in
-    it."""
+    """Return positions of the query's tokens, which are no padding, and their numbers."""
     length = prompts.target + 1 - begins
     step = torch.arange(int(length.max()), device=length.device)
     fed = step < length[:, None]

@@ -94,8 +94,7 @@ def patch_key_input(
     target: Head,
     other: Int[Tensor, "batch pos"],
 ) -> Float[Tensor, "batch dest src"]:
-    """Return the attention pattern of ``target`` when only its keys read what ``sources`` write on
-    ``other``.
+    """Return the pattern of ``target`` when its keys alone read what sources write on ``other``.
 
     Every other reader keeps the clean stream: a change is K-composition and nothing else.
     """
@@ -169,8 +168,7 @@ def path_patching(
 def layer_flow(
     model: TransformerBridge, task: CleanCorrupt
 ) -> Float[Tensor, "source target batch"]:
-    """Measure the nats lost when what one layer writes reaches one later block corrupt, and nothing
-    else.
+    """Measure the nats lost when what one layer writes reaches one later block alone corrupt.
 
     Source 0 is the embedding, l + 1 all that layer l writes; target l is all that block l reads,
     the last one the logits. The residual stream that passes the block stays clean.
@@ -202,8 +200,7 @@ def mlp_position_sweep(
     sources: Int[Tensor, "position"],
     scored: Int[Tensor, "entry"],
 ) -> Float[Tensor, "layer position entry"]:
-    """Measure the change of log p (nats) when the MLP's output at one position becomes that at its
-    source.
+    """Measure the change of log p (nats) when an MLP's output at a position becomes its source's.
 
     For every layer and each position alone, in one sequence. ``scored``: increasing prediction
     entries (entry i is about token i + 1). The seed note patches L .. 2L-1 from L before them.
@@ -232,8 +229,7 @@ def mlp_position_sweep(
 class CleanRun:
     """What one clean and one corrupt pass leave behind, up to the last scored position.
 
-    ``by_entry``: score of every entry of the clean run, (batch, entry), ``score`` their mean, in
-    nats.
+    ``by_entry``: score of every clean entry in nats, (batch, entry); ``score``: their mean.
     """
 
     def __init__(self, model: TransformerBridge, task: CleanCorrupt) -> None:
@@ -259,8 +255,7 @@ class CleanRun:
         return cached(self.model, self.task.corrupt, names)[1]
 
     def changes(self, groups: Sequence[Sequence[Node]]) -> Copies:
-        """Return by how much the stream changes when each group of writers is corrupt, a copy of
-        the batch for each group."""
+        """Return by how much the stream changes when each group of writers is corrupt."""
         none = torch.zeros_like(self.cache[get_act_name("resid_pre", 0)])
         each = (
             change_of_writes(self.model, self.cache, self._corrupt, group) if group else none

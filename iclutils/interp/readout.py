@@ -17,7 +17,7 @@ from ..errors import IclError
 from ..models import TransformerBridge, check_tokens, logits
 from ..progress import bar
 from ..tasks.prompts import Prompts
-from .hooks import Hook, at_positions, logits_at
+from .hooks import Hook, logits_at
 
 
 def check_prompts(model: TransformerBridge, prompts: Prompts) -> None:
@@ -40,8 +40,7 @@ def in_batches(
     measure: Callable[[Prompts, Int[Tensor, "rows"]], Iterable[Tensor]],
 ) -> list[Tensor]:
     """Return the tensors (batch, ...) that ``measure`` gives of some prompts and their rows, for
-    all prompts in their order: ``batch_size`` of like length in a pass, or all; ``what`` names the
-    bar."""
+    all prompts in their order, ``batch_size`` of like length in a pass; ``what`` names the bar."""
     size = batch_size or len(prompts)
     if size < len(prompts):
         order = prompts.target.argsort(stable=True)  # the shortest first, so that little is padded
@@ -49,12 +48,6 @@ def in_batches(
         order = torch.arange(len(prompts), device=prompts.target.device)
     parts = [tuple(measure(prompts[rows], rows)) for rows in bar(order.split(size), what)]
     return [torch.cat(column)[order.argsort()] for column in zip(*parts, strict=True)]
-
-
-def at_target(prompts: Prompts) -> Hook:
-    """Make the hook that hands the unembedding the target's row of every prompt: (batch, 1,
-    d_model)."""
-    return at_positions(prompts.target[:, None])
 
 
 def target_logits(
@@ -66,15 +59,6 @@ def target_logits(
     """Return next-token logits at the target, under ``hooks``, without gradients.
 
     ``hooks`` are of the whole batch; ``batch_size``, only without hooks: prompts per pass.
-
-    Example:
-        >>> import torch
-        >>> from iclutils import models
-        >>> from iclutils.interp import readout
-        >>> from iclutils.tasks import topics
-        >>> asked = topics.sample(6, torch.Generator().manual_seed(0), classes=2)
-        >>> readout.target_logits(models.load("anchors-0"), asked).shape
-        torch.Size([6, 122])
     """
     check_prompts(model, prompts)
     if hooks and batch_size is not None:
@@ -107,8 +91,7 @@ def writes(
 def log_prob(
     scores: Float[Tensor, "batch pos vocab"], tokens: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "batch entry"]:
-    """Return log p of each next token, in nats; entry i is about token i + 1, so there are pos -
-    1."""
+    """Return log p of each next token, in nats; entry i is about token i + 1."""
     chosen = tokens[:, 1:, None]
     return scores[:, :-1].gather(-1, chosen)[..., 0] - scores[:, :-1].logsumexp(-1)
 

@@ -140,8 +140,7 @@ def outcome(task: CleanCorrupt, logits: Float[Tensor, "batch vocab"]) -> Outcome
 def lead(
     right: Float[Tensor, "*lead"], choices: Float[Tensor, "*lead choice"]
 ) -> Float[Tensor, "*lead"]:
-    """Return by how much the logit of the answer leads the mean of the other choices, in nats;
-    ``right`` is one of ``choices``."""
+    """Return the lead of ``right``, one of ``choices``, over the mean of the others, in nats."""
     return right - (choices.sum(-1) - right) / (choices.shape[-1] - 1)
 
 

@@ -26,12 +26,20 @@ def mean_se(values: Float[Tensor, "sample"]) -> tuple[float, float]:
 def repetitions(
     cases: Mapping[Hashable, Float[Tensor, "*sample"] | Sequence[SupportsFloat] | SupportsFloat],
 ) -> Float[Tensor, "_"] | float:
-    """Return the repetitions behind a claim: one mean for each case, or of a single case its
-    samples."""
+    """Return the repetitions behind a claim: the mean of each case, or samples of a single one."""
     samples = [torch.as_tensor(values).double().cpu().flatten() for values in cases.values()]
     if len(samples) > 1:
         return torch.stack([values.mean() for values in samples])
     return samples[0] if len(samples[0]) > 1 else samples[0].mean().item()  # of none, NaN
+
+
+def area(
+    higher: Sequence[float] | Float[Tensor, "one"], lower: Sequence[float] | Float[Tensor, "other"]
+) -> float:
+    """Return how often one value exceeds another, a tie counting half: the area under the ROC
+    curve; NaN without a pair."""
+    gap = torch.as_tensor(higher)[:, None] - torch.as_tensor(lower)
+    return float(((gap > 0).double() + (gap == 0).double() / 2).mean())
 
 
 def by_model(
@@ -66,11 +74,8 @@ def benjamini_hochberg(p: Float[Tensor, "*item"], rate: float = 0.05) -> Bool[Te
 def sign_flip_p(
     effects: Float[Tensor, "*item sample"], generator: Generator, draws: int = 2000
 ) -> Float[Tensor, "*item"]:
-    """Return the two-sided p-value that a mean over samples is zero: the signs of samples are
-    exchangeable.
-
-    The observation counts among the draws, so that no value is 0.
-    """
+    """Return the two-sided p-value that a mean over samples is zero, by flips of their signs. The
+    observation counts among the draws, so that no value is 0."""
     as_extreme = _flipped(effects, generator, draws).abs() >= effects.mean(-1).abs()
     return (1 + as_extreme.sum(0)) / (1 + draws)
 

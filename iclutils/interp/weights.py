@@ -114,8 +114,7 @@ def qk_matching(
 
 
 def top1(rows: Float[Tensor, "vocab d_head"], columns: Float[Tensor, "vocab d_head"]) -> float:
-    """Return the fraction of i with ``argmax_j rows_i . columns_j == i``, never forming all
-    products."""
+    """Return the fraction of i with ``argmax_j rows_i . columns_j == i``, by parts."""
     own = torch.arange(len(rows), device=rows.device)
     best = [(part @ columns.T).argmax(-1) for part in rows.split(CHUNK)]
     return (torch.cat(best) == own).float().mean().item()

@@ -100,8 +100,7 @@ def attend(
     kind: Kind = "linear",
     change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> Float[Tensor, "*ensemble batch pos channel"]:
-    """Return what a layer adds to every token: Σ_heads P Σ_i V e_i a(K e_i, Q e_j) over the first
-    keys.
+    """Return what a layer adds to every token, Σ_heads P Σ_i V e_i a(K e_i, Q e_j), i < ``keys``.
 
     ``linear``: a is the inner product, neither scaled nor normalised. ``softmax``: the usual one,
     scaled by the square root of the inner width. ``change`` is applied to keys and values.
@@ -212,8 +211,7 @@ class LinearSelfAttention(Ensemble):
         return x.clamp(-self.shape.clip, self.shape.clip) if self.shape.clip else x
 
     def _varied(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Change keys and values as the variants do, which ``chapters.contrastive_kernel.dual``
-        derives."""
+        """Change keys and values as the variant does (``contrastive_kernel.dual``)."""
         key, value = self._augmented(key, "keys"), self._augmented(value, "values")
         count = value.shape[-2] - self.shape.sees_query
         demos, query = value[..., :count, :], value[..., count:, :]

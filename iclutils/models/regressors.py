@@ -144,8 +144,7 @@ def as_tokens(
     """Make the tokens that are read, so that the token of x_i has seen y_1 .. y_{i-1}, not y_i.
 
     In the format ``one`` token i is (x_i, x_{i-1}, y_{i-1}), and the first has zeros for the pair
-    before it. In the format ``two``, the paper's, (0, x_i) and (y_i, 0) take turns; the last y is
-    left out.
+    before it. In ``two``, the paper's, (0, x_i) and (y_i, 0) take turns, without the last y.
     """
     if form == "one":
         pairs = torch.cat([xs, ys[..., None]], -1)

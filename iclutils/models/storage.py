@@ -95,8 +95,7 @@ class Ensemble(nn.Module):
         return network.to(device).eval().requires_grad_(False)
 
     def contexts(self, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
-        """Check contexts, and give them an ensemble axis and the type of the weights; the last y
-        may be NaN."""
+        """Check contexts, and give them an ensemble axis; the last y may be NaN."""
         if xs.ndim not in (3, 4) or ys.shape != xs.shape[:-1]:
             raise IclError(
                 "Give xs (batch, n, d) and ys (batch, n), or both with an ensemble axis before "

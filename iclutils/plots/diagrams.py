@@ -2,10 +2,6 @@
 
 Like figures they draw arrays and never see a model. Lengths are in inches. Blue is what is looked
 up or gathered, orange what is copied or answered, grey the rest.
-
-Example:
-    >>> import torch
-    >>> from iclutils.plots import diagrams
 """
 
 from __future__ import annotations
@@ -41,11 +37,6 @@ def induction_pair(
 
     Tokens below, the first head's output in the middle, the second's on top, the steps as sentences
     below. The last token is continued; attention under 0.05 is left out.
-
-    Example:
-        >>> before, after = torch.eye(4).roll(1, 0).tril(), torch.zeros(4, 4)
-        >>> after[3, 1] = 1.0
-        >>> figure = diagrams.induction_pair(["fox", "ink", "oak", "fox"], before, after)
     """
     n = len(tokens)
     at, after = n - 1, int(induction[-1].argmax())
@@ -88,40 +79,6 @@ def induction_pair(
     return axes.figure  # type: ignore[return-value]
 
 
-def composition(strengths: Mapping[str, float]) -> Figure:
-    """Draw Q-, K- and V-composition of two heads (Elhage et al. 2021) and their scores.
-
-    Example:
-        >>> figure = diagrams.composition({"Q": 0.04, "K": 0.31, "V": 0.06})
-    """
-    texts = {
-        "Q": ("at the token that asks:", "what head 2 looks for"),
-        "K": ("at the token looked at:", "by what head 2 finds it"),
-        "V": ("at the token looked at:", "what head 2 copies"),
-    }
-    axes = _sheet(6.6, 3.05)
-    for i, (kind, (where, what)) in enumerate(texts.items()):
-        left, colour = 0.6 + 2.2 * i, PORTS[kind.lower()]
-        source, asks, low, first, port, top = left, left + 1.0, 0.95, 1.45, 2.05, 2.5
-        own = asks if kind == "Q" else source
-        for x, token in ((source, "found"), (asks, "asks")):
-            _box(axes, (x, low), token, 0.62)
-        _line(axes, (source, port + 0.16), (asks, top), 0.5, GREY)
-        _line(axes, (source if own == asks else own - 0.42, low + 0.14), (own, first - 0.14), 0.5)
-        _box(axes, (own, first), "head 1", 0.66, colour)
-        _arrow(axes, (own, first + 0.14), (own, port - 0.14), colour, 2.5)
-        for x, ports in ((source, "kv"), (asks, "q")):
-            for j, name in enumerate(ports):
-                at = x + 0.26 * (j - (len(ports) - 1) / 2)
-                chosen = name == kind.lower()
-                _box(axes, (at, port), name, 0.22, colour if chosen else GREY)
-        _box(axes, (asks, top), "head 2", 0.66)
-        title = f"{kind}-composition: {strengths[kind]:.2f}"
-        _say(axes, (left + 0.5, 2.87), title, size=10, weight="bold")
-        _say(axes, (left + 0.5, 0.4), f"head 1 writes\n{where}\n{what}", size=8)
-    return axes.figure  # type: ignore[return-value]
-
-
 def gathering(
     tokens: Sequence[str],
     saliency: Float[Tensor, "layer dest src"],
@@ -133,11 +90,6 @@ def gathering(
     Left, the strongest edges, layer by layer upwards; right, the share of a layer's saliency that
     flows into the labels, from the labels to the target, and elsewhere. More than six layers
     are averaged into six bands.
-
-    Example:
-        >>> flow = torch.rand(4, 6, 6, generator=torch.Generator().manual_seed(0)).tril(-1)
-        >>> words = ["good", ":", "yes", "bad", ":", "no"]
-        >>> figure = diagrams.gathering(words, flow, [2], 5)
     """
     n = len(tokens)
     flow = saliency.detach().cpu().float().abs().tril(-1)
@@ -196,9 +148,6 @@ def descent_step(
     From the weight 0, a step of size ``rate`` on the squared error gives w = rate * sum(x y). Its
     answer at the query, w * query, is a sum over examples: value y times rate * x * query, which
     is what a head of linear attention adds up (von Oswald et al. 2023).
-
-    Example:
-        >>> figure = diagrams.descent_step(torch.tensor([1., 2.]), torch.tensor([1., 2.]), 1.5, .1)
     """
     figure, (data, shares) = canvas(2, 6.8, 3.0)
     after, parts = rate * float(x @ y), rate * query * x * y
@@ -237,11 +186,6 @@ def dual_head(
     Above, the weights of a mean: the ``attention`` that the query gives to each token, with a
     bracket over each group but the first. Below, the same mean of ``values``, group by group: the
     first is the start of the dual model, each other a step on one example (Ren & Liu 2024).
-
-    Example:
-        >>> weights, worth = torch.tensor([0.7, 0.2, 0.1]), torch.tensor([1.0, -0.5, 0.2])
-        >>> groups = {"start": [2], "example 1": [0], "example 2": [1]}
-        >>> figure = diagrams.dual_head(["Alpha", "Bravo", ":"], weights, worth, groups, "nats")
     """
     parts = [float((attention * values)[list(at)].sum()) for at in groups.values()]
     colours = [GREY] + [BLUE] * (len(parts) - 1)
@@ -276,9 +220,6 @@ def patched_edge(
 ) -> Figure:
     """Draw one edge patched (Wang et al. 2022): the clean run, the corrupt run, the clean run in
     which what one component passes to another is the corrupt run's; and what each gives.
-
-    Example:
-        >>> figure = diagrams.patched_edge(3.2, -0.1, 1.4, ("head 0.2", "head 1.2"), "nats")
     """
     axes = _sheet(6.6, 3.15)
     runs = (
@@ -315,9 +256,6 @@ def circuit(edges: Sequence[Edge], width: float = 6.6) -> Figure:
     An edge is (writer, reader, effect), named as ``interp.graph`` prints them: ``embed``, ``0.2``,
     ``mlp 0``; ``q 1.2``, ``k 1.2``, ``v 1.2``, ``mlp_in 0``, ``logits``. Width is the root of the
     effect, colour what is read; a dashed arrow lowers the score.
-
-    Example:
-        >>> figure = diagrams.circuit([("embed", "v 0.2", 0.4), ("0.2", "k 1.2", 0.9)])
     """
     drawn = [(u, *_reader(v), w) for u, v, w in edges]
     names = {name for u, v, *_ in drawn for name in (u, v)}

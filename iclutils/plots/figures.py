@@ -3,8 +3,7 @@
 Colours come from the Okabe-Ito palette (safe for colour-blind readers) and from two colour maps
 in which zero is the ground. The ground is white; a dark page of the book turns lightness over and
 keeps the hues. There Okabe and Ito's amber is near their orange, so Tol's indigo takes its place.
-Caption and alternative text stand beside the cell that draws (its metadata), where the book and
-the tests look for them.
+Caption and alternative text stand in the metadata of the cell that draws.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from matplotlib.typing import ColorType
 from torch import Tensor
@@ -67,23 +65,14 @@ def canvas(
 
 
 def headed(figure: Figure, finding: str) -> Figure:
-    """Put a title over the figure that states the finding, with its number.
-
-    Example:
-        >>> figure = headed(canvas()[0], "Only layer 1 matches prefixes (0.93 of its attention)")
-    """
+    """Put a title over the figure that states the finding, with its number."""
     lines = fill(finding, int(12 * figure.get_figwidth()))
     figure.suptitle(lines, x=0.02, ha="left", size=11, weight="bold")
     return figure
 
 
 def ink(colour: ColorType) -> tuple[float, float, float]:
-    """Darken a colour for text until its contrast on white is 4.5, as WCAG asks of small type.
-
-    Example:
-        >>> ink("#0072B2") == to_rgb("#0072B2")
-        True
-    """
+    """Darken a colour for text until its contrast on white is 4.5, as WCAG asks of small type."""
     rgb = np.array(to_rgb(colour))
     while (
         np.where(rgb > 0.03928, ((rgb + 0.055) / 1.055) ** 2.4, rgb / 12.92) @ LUMINANCE
@@ -198,8 +187,7 @@ def attention(pattern: Float[Tensor, "dest src"], words: Sequence[str]) -> Figur
 
 
 def profile(named: Mapping[str, Float[Tensor, "distance"]], marks: Mapping[str, int]) -> Figure:
-    """Draw mean attention by distance back, one line per head; a dotted line with its name for each
-    marked distance."""
+    """Draw mean attention by distance back, a line per head, and named dotted lines as marks."""
     figure, (axes,) = canvas(width=4.2)
     for (name, values), *style in zip(named.items(), COLOURS, STROKES, strict=False):
         axes.plot(values, style[1], ms=3, lw=1, color=style[0], label=name)
@@ -243,11 +231,7 @@ def shares(
     xlabel: str = "",
     ylabel: str = "",
 ) -> Figure:
-    """Draw a map from 0 to 1, rows and columns named, values written in; NaN is left out.
-
-    Example:
-        >>> figure = shares(torch.eye(2), ["planted", "healthy"], ["flag", "none"])
-    """
+    """Draw a map from 0 to 1, rows and columns named, values written in; NaN is left out."""
     figure, (axes,) = canvas(width=1.2 + 0.6 * len(columns), height=1.2 + 0.36 * len(rows))
     turn = 40 if max(map(len, columns)) > 9 else 0
     _map(axes, values, 0.0, 1.0, rows, columns, turn, 2, aspect="auto")
@@ -258,10 +242,6 @@ def shares(
 def dots(panels: Mapping[str, Mapping[str, Mapping[str, Values]]]) -> Figure:
     """Draw rows of dots, the first on top: a panel for each quantity, in it a row for each name, in
     it every value of each series, by colour.
-
-    Example:
-        >>> cut = {"one head": {"small": [0.1, 0.2], "large": [0.2]}, "others": {"small": [1.0]}}
-        >>> figure = dots({"share that remains": cut})
     """
     series = list(dict.fromkeys(n for lines in panels.values() for x in lines.values() for n in x))
     width = 7.0 if len(panels) > 1 else 4.2
@@ -381,38 +361,3 @@ def by_layer(
 ) -> dict[str, Line]:
     """Make lines for ``curves`` whose x is the layer, from 0."""
     return {name: (range(len(line)), [*map(float, line)]) for name, line in values.items()}
-
-
-def matrices(
-    named: Mapping[str, Float[Tensor, "row column"]], labels: Sequence[str], low: float, high: float
-) -> Figure:
-    """Draw square matrices side by side on one scale, values written in, the diagonal left out."""
-    figure, axes = canvas(len(named), width=3.2 * len(named) + 0.6, height=3.2)
-    for ax, (name, values) in zip(axes, named.items(), strict=True):
-        off_diagonal = values.clone().float().fill_diagonal_(math.nan)
-        image = _map(ax, off_diagonal, low, high, labels, labels, digits=2)
-        ax.tick_params(labelsize=8)
-        ax.set(title=name)
-    figure.colorbar(image, ax=axes)
-    return figure
-
-
-def tables(
-    named: Mapping[str, Float[Tensor, "row column"]], rows: Sequence[str], columns: Sequence[str]
-) -> Figure:
-    """Draw positive tables side by side, each on a logarithmic scale of its own, values written in,
-    the smallest entry of every column framed."""
-    figure, axes = canvas(len(named), width=3.6 * len(named), height=3.2)
-    turn = 30 if max(map(len, columns)) > 5 else 0
-    for ax, (name, values) in zip(axes, named.items(), strict=True):
-        logs = values.log()
-        low, high = float(logs.min()), float(logs.max())
-        _map(ax, logs - low, 0.0, high - low, rows, columns, turn, aspect="auto")
-        ax.set(title=name)
-        for column, best in enumerate(values.argmin(0).tolist()):
-            ax.add_patch(Rectangle((column - 0.5, best - 0.5), 1, 1, fill=False, ec=ORANGE, lw=3))
-            for row, value in enumerate(values[:, column].tolist()):
-                written = "white" if math.log(value) > (low + high) / 2 else "black"
-                text = f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
-                ax.text(column, row, text, ha="center", va="center", color=written, size=7)
-    return figure

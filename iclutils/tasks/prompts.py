@@ -81,8 +81,7 @@ class Prompts:
         return self.demo_class[..., None] == classes
 
     def in_demonstrations(self, role: Role) -> Bool[Tensor, "batch demo pos"]:
-        """Tell which tokens of each demonstration have a role; formatting after a label word counts
-        to the next."""
+        """Tell which tokens of each demonstration have a role; a label ends it."""
         place = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         begun = (self.label_pos[:, :, None] <= place).sum(1, keepdim=True)  # label words so far
         number = torch.arange(self.label_pos.shape[1], device=place.device)[:, None]

@@ -112,8 +112,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Words:
-    """A function between words; methods as of topics. A shot is five examples, and the classes of a
-    prompt are its own answers."""
+    """A function between words; methods as of topics. A shot is five examples."""
 
     name: str
     tokenizer: PreTrainedTokenizerBase
@@ -164,8 +163,7 @@ def compatible_tasks(
 ) -> tuple[str, ...]:
     """Return the tasks to put to a model: those wanted (``"sst2,trec"``), or what suits it.
 
-    A model with the vocabulary of the made-up topics gets those, any other that would have got
-    them our own sentences about films.
+    Models without the vocabulary of the made-up topics get our sentences about films instead.
     """
     if wanted:
         return tuple(name.strip() for name in wanted.split(","))
@@ -186,13 +184,6 @@ def open_source(
     ``task`` is one of ``NAMES``. Topics and words take a generator for each purpose and draw, as
     ``Session.generator``; texts are chosen by ``seed`` alone (0 for the paper's sets);
     ``labels``: see ``text.with_labels``. For texts of your own see ``own_prompt``.
-
-    Example:
-        >>> from iclutils import models
-        >>> from iclutils.tasks import sources
-        >>> source = sources.open_source("topics", models.load("anchors-0"))
-        >>> len(source.evaluation(5, 1))
-        5
     """
     if task not in NAMES:
         raise unknown("task", task, NAMES)

@@ -74,12 +74,10 @@ TASKS = {name: _task(fields) for name, fields in _FIELDS.items()}
 
 
 def load(name: str, split: Split) -> list[Row]:
-    """Load all rows of one split of a task's data set, in their order.
+    """Load all rows of one split of a task's data set, in their order; those that do not fit raise.
 
-    Our own sets come with the package; of every class every other row is there to be shown, the
-    rest to be asked about. Others are read from ``NAME.SPLIT.jsonl``, one JSON object a line, where
-    the environment variable ``ICLUTILS_DATA`` says, or else from the hub. Rows that do not fit the
-    task raise.
+    Of our own sets every other row of a class is there to be shown, the rest to be asked about.
+    Others are read from ``$ICLUTILS_DATA/NAME.SPLIT.jsonl``, or else from the hub.
     """
     if name not in TASKS:
         raise unknown("data set", name, TASKS)
@@ -204,8 +202,7 @@ def pieces_in_place(
     """Return the token ids of each piece of each text, read where the pieces stand.
 
     Alone, a piece can become other tokens: Llama-2's tokenizer begins every text with a space. A
-    token belongs to the piece that its last character comes from, so that a space goes with the
-    word after it. The tokenizer must be a fast one.
+    token belongs to the piece of its last character, so that a space goes with the word after it.
     """
     split = []
     for pieces, (row, offsets) in zip(texts, _with_offsets(tokenizer, texts), strict=True):
@@ -263,9 +260,8 @@ def build(
 ) -> Prompts:
     """Write prompts of queries, each with its demonstrations; ``"drop"`` leaves over-long ones out.
 
-    A prompt is tokenised as one string. A token belongs to the piece of the template that its
-    last character comes from, so that a space goes with the word after it. Nothing is cut off at
-    ``context`` tokens, unlike in most experiments of the released code, which so lose the query.
+    A prompt is tokenised as one string (``pieces_in_place``). Nothing is cut off at ``context``
+    tokens, unlike in most experiments of the released code, which so lose the query.
     """
     words = torch.tensor(first_tokens(task.label_words, tokenizer, task.answer_cue))
     for text, label in chain(*examples, queries):

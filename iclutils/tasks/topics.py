@@ -7,7 +7,6 @@ words, which every prompt deals out anew: ``BOS text : label text : label .. que
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import permutations
 from pathlib import Path
 
 import torch
@@ -99,8 +98,7 @@ def sample(
 def stream(
     count: int, examples: int, generator: Generator, *, texts: Texts = FULL, cues: bool = True
 ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch example"]]:
-    """Draw training sequences of more than four examples of four classes; return the positions
-    before labels, too.
+    """Draw training sequences of more than four examples, and the positions before their labels.
 
     The first examples show every class once, in random order; the others are of any class.
     Without ``cues`` a label follows its text at once.
@@ -141,38 +139,15 @@ def assemble(
 
 def word_overlap(prompts: Prompts) -> Float[Tensor, "batch cls"]:
     """Count topic words that the query shares with each class's texts, repeats and all."""
-    demo, query = _counts(prompts)
-    common = torch.minimum(demo[..., :FIRST_FILLER], query[:, None, :FIRST_FILLER])
-    return common.sum(-1)
-
-
-def ideal(prompts: Prompts) -> Float[Tensor, "batch cls"]:
-    """Return the probability of each class by Bayes' rule: topics unknown, texts as in ``FULL``.
-
-    Sums over every assignment of distinct topics to the classes.
-    """
-    demo, query = _counts(prompts)
-    log_p = word_probabilities(FULL).log()
-    of_demos = demo[..., :FIRST_LABEL] @ log_p.T  # (batch, class, topic)
-    of_query = query[:, :FIRST_LABEL] @ log_p.T  # (batch, topic)
-    assign = torch.tensor(list(permutations(range(len(TOPICS)), prompts.classes)))
-    prior = sum(of_demos[:, c][:, assign[:, c]] for c in range(prompts.classes))
-    joint = [torch.logsumexp(prior + of_query[:, assign[:, c]], 1) for c in range(prompts.classes)]
-    return torch.stack(joint, 1).softmax(-1)
-
-
-def word_probabilities(texts: Texts) -> Float[Tensor, "topic word"]:
-    """Return the probability of every word (topic words, then fillers) in texts of each topic."""
-    topic = torch.arange(len(TOPICS))
-    word_topic = torch.arange(FIRST_FILLER) // PER_TOPIC
-    same_topic = topic[:, None] == word_topic
-    sibling = (topic[:, None] // SIBLINGS == word_topic // SIBLINGS) & ~same_topic
-    anything = (1 - texts.own - texts.sibling) / FIRST_FILLER
-    head = (torch.arange(FIRST_FILLER) % PER_TOPIC == 0).float() * texts.same
-    own = (head + (1 - texts.same) / PER_TOPIC) * texts.own
-    p = same_topic * own + sibling * texts.sibling / (SIBLINGS - 1) / PER_TOPIC + anything
-    shape = len(TOPICS), FIRST_LABEL - FIRST_FILLER
-    return torch.cat([p * (1 - texts.filler), torch.full(shape, texts.filler / shape[1])], 1)
+    one_hot = torch.nn.functional.one_hot(prompts.tokens, VOCAB)[..., :FIRST_FILLER].float()
+    place = torch.arange(prompts.tokens.shape[1])
+    demo = (place[None, :, None] > prompts.label_pos[:, None]).sum(-1)  # (batch, pos)
+    demo = demo.clamp_max(prompts.demo_class.shape[1] - 1)
+    cls = torch.nn.functional.one_hot(prompts.demo_class.gather(1, demo), prompts.classes).float()
+    text = (prompts.roles == Role.TEXT)[..., None] * one_hot
+    query = (prompts.roles == Role.QUERY) & (place < prompts.target[:, None])
+    shown, asked = torch.einsum("bpc,bpv->bcv", cls, text), (query[..., None] * one_hot).sum(1)
+    return torch.minimum(shown, asked[:, None]).sum(-1)
 
 
 def best(scores: Float[Tensor, "batch cls"], generator: Generator) -> Int[Tensor, "batch"]:
@@ -205,15 +180,3 @@ def _draw(
     word = topic * PER_TOPIC + torch.where(head, 0, which)
     filler = torch.randint(FIRST_FILLER, FIRST_LABEL, shape, generator=generator)
     return torch.where(torch.rand(shape, generator=generator) < texts.filler, filler, word), sizes
-
-
-def _counts(prompts: Prompts) -> tuple[Tensor, Tensor]:
-    """Count how often each word stands in each class's demonstrations, and in the query."""
-    one_hot = torch.nn.functional.one_hot(prompts.tokens, VOCAB).float()
-    place = torch.arange(prompts.tokens.shape[1])
-    demo = (place[None, :, None] > prompts.label_pos[:, None]).sum(-1)  # (batch, pos)
-    demo = demo.clamp_max(prompts.demo_class.shape[1] - 1)
-    text = (prompts.roles == Role.TEXT)[..., None] * one_hot
-    cls = torch.nn.functional.one_hot(prompts.demo_class.gather(1, demo), prompts.classes).float()
-    query = (prompts.roles == Role.QUERY) & (place < prompts.target[:, None])
-    return torch.einsum("bpc,bpv->bcv", cls, text), (query[..., None] * one_hot).sum(1)

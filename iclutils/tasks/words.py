@@ -1,8 +1,8 @@
 """Functions between words, which only examples can tell: lines ``big -> small`` and a query.
 
-Our lists are tables of ``data/words``: a function goes from the first column to another, or by a
-rule of spelling, so that the query alone does not say which is meant. Every third row is held out
-(``test``). The tasks are those of {cite}`hendel2023` and {cite}`todd2024`.
+A function goes from the first column of a table in ``data/words`` to another, or by a rule of
+spelling; every third row is held out. The tasks are those of {cite}`hendel2023` and
+{cite}`todd2024`.
 """
 
 from __future__ import annotations
@@ -96,8 +96,7 @@ def half(rows: Sequence[Kind], split: Split | None) -> list[Kind]:
 
 
 def share_in_query(pairs: Sequence[Pair]) -> float:
-    """Return the share of answers that the query holds: they begin with its first three letters,
-    or stand in it."""
+    """Return the share of answers that begin with the query's three letters, or stand in it."""
     lower = [(word.lower(), answer.lower()) for word, answer in pairs]
     return sum(a.startswith(w[:3]) or a in w for w, a in lower) / len(pairs)
 
@@ -130,8 +129,8 @@ def ask(
 
     Examples' answers begin with different tokens, or repeat about equally often where there are
     too few. No example has the query in it. ``shared``: all prompts have the same examples.
-    ``shuffled``: the examples' answers are dealt out anew, the same words and no function. Too few
-    pairs or too long a prompt raise. For two functions side by side see ``rivals``.
+    ``shuffled``: the examples' answers are dealt out anew. Too few pairs or too long a prompt
+    raise. For two functions side by side see ``rivals``.
     """
     pool, rest = load(name, "train"), load(name, split)
     answers = list(dict.fromkeys(answer for _, answer in (*pool, *rest)))

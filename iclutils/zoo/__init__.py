@@ -48,13 +48,7 @@ def steps(name: str) -> list[int]:
 
 
 def curves(name: str) -> dict[str, list[Any]]:
-    """Columns that chapters measured along a training: ``step`` and the measures.
-
-    Example:
-        >>> from iclutils import zoo
-        >>> zoo.curves("induction-0")["step"][:3]
-        [0, 100, 200]
-    """
+    """Columns that chapters measured along a training: ``step`` and the measures."""
     lines = (home(name) / "curves.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     return {key: [row[key] for row in rows] for key in rows[0]}

@@ -5,6 +5,7 @@ import io
 import linecache
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -35,11 +36,16 @@ SIZES = {
     "circuits": {"length": 12, "sequences": 6, "patterned": 30, "influenced": 6, "draws": 2,
                  "ranked": 2, "untrained": 1, "cases": 12},
     "lenses": {"tried": 6, "prompts": 6, "fresh": 6, "contexts": 8, "steps": 1, "length": 12,
-               "layer": 1, "hidden": 0, "strong": 4},
+               "layer": 1, "strong": 4},
 }  # fmt: skip
 SMALL = {"n_positions": 80, "vocab_size": 90, "bos_token_id": 89, "eos_token_id": 89}
 LARGE = {"n_positions": 128, "vocab_size": 400, "bos_token_id": 399, "eos_token_id": 399}
 LARGE |= {"n_layer": 12, "n_head": 12, "n_embd": 48, "n_inner": 64}  # heads as in GPT-2 small
+
+
+def sized(sizes, **others):
+    """Sizes of a chapter with some of them changed."""
+    return SimpleNamespace(**vars(sizes) | others)
 
 
 def run(chapter, **parameters):
@@ -64,7 +70,7 @@ def run(chapter, **parameters):
 @pytest.fixture
 def small(monkeypatch):
     for name, tier in list(presets.TIERS.items()):
-        changed = {field: replace(getattr(tier, field), **sizes) for field, sizes in SIZES.items()}
+        changed = {f: sized(getattr(tier, f), **sizes) for f, sizes in SIZES.items()}
         monkeypatch.setitem(presets.TIERS, name, replace(tier, **changed))
 
 
@@ -93,8 +99,8 @@ def written(tmp_path, chapter, tier, printed):
 PAPER = {  # of each chapter the stand-in's name; what a network without training fails, and holds
     "01": ("gpt2", ["01.prefix_best", "01.offset", "01.cause_loss"], []),
     "02": ("gpt2-xl", ["02.isolate_first", "02.swp_shallow"], []),
-    "03": ("", ["03.bar", "03.shift_seen"], ["03.can_is_not_learns"]),
-    "04": ("", [], ["04.published_loss", "04.one_cosine", "04.one_weights"]),
+    "03": ("", ["03.bar", "03.shift_scale"], []),
+    "04": ("", [], ["04.one_cosine", "04.one_weights"]),
     "05": ("gpt2", [], []),
     "06": ("gpt2", ["06.behaviour_gap", "06.pair_formula"], []),
 }
@@ -146,7 +152,7 @@ def test_the_real_tier_checks_its_claims_on_a_small_network(small, tmp_path, mon
     save_grouped(folder, vocab_size=len(words), max_position_embeddings=2048, **blocks)
     words.save_pretrained(folder)
     real = presets.TIERS["real"]
-    few = replace(real.induction, strongest=3, draws=2, prompts=6)
+    few = sized(real.induction, strongest=3, draws=2, prompts=6)
     monkeypatch.setitem(presets.TIERS, "real", replace(real, induction=few))
     monkeypatch.setattr(smollm2, "folder", lambda: folder)
     monkeypatch.setenv("ICLUTILS_CACHE", str(tmp_path / "cache"))

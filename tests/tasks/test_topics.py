@@ -1,7 +1,5 @@
 """Made-up topics: texts follow their stated probabilities, prompts say where everything is."""
 
-from itertools import permutations
-
 import pytest
 import torch
 from hypothesis import given
@@ -33,12 +31,30 @@ def test_prompts_are_what_they_say(seed, count, shots, classes, shared):
         assert (asked.tokens[:, :head] == asked.tokens[:1, :head]).all()
 
 
+def word_probabilities(texts):
+    """Of every topic word, then every filler, in texts of each topic: (topic, word)."""
+    topic = torch.arange(len(topics.TOPICS))
+    word_topic = torch.arange(topics.FIRST_FILLER) // topics.PER_TOPIC
+    same_topic = topic[:, None] == word_topic
+    sibling = (topic[:, None] // topics.SIBLINGS == word_topic // topics.SIBLINGS) & ~same_topic
+    anything = (1 - texts.own - texts.sibling) / topics.FIRST_FILLER
+    head = (torch.arange(topics.FIRST_FILLER) % topics.PER_TOPIC == 0).float() * texts.same
+    own = (head + (1 - texts.same) / topics.PER_TOPIC) * texts.own
+    p = (
+        same_topic * own
+        + sibling * texts.sibling / (topics.SIBLINGS - 1) / topics.PER_TOPIC
+        + anything
+    )
+    shape = len(topics.TOPICS), topics.FIRST_LABEL - topics.FIRST_FILLER
+    return torch.cat([p * (1 - texts.filler), torch.full(shape, texts.filler / shape[1])], 1)
+
+
 @pytest.mark.parametrize(
     "texts",
     [topics.FULL, topics.HARD, topics.FULL.with_difficulty(0.3), topics.FULL.with_difficulty(0.0)],
 )
 def test_words_come_as_often_as_their_stated_probability(texts):
-    p = topics.word_probabilities(texts)
+    p = word_probabilities(texts)
     assert torch.allclose(p.sum(1), torch.ones(12))
     chosen, first = torch.full((3000, 1), 7), torch.zeros(3000, 1, dtype=torch.long)
     drawn, sizes = topics._draw(chosen, first, texts, seeded())
@@ -48,23 +64,6 @@ def test_words_come_as_often_as_their_stated_probability(texts):
     assert (counted[expected == 0] == 0).all()
     if (expected > 0).sum() > 1:  # else every word is the one there is, which line above shows
         assert chisquare(counted[expected > 0], expected[expected > 0]).pvalue > 1e-3
-
-
-def test_the_ideal_observer_is_bayes_rule_by_brute_force():
-    asked = topics.sample(5, seeded(3), classes=2, shots=2)
-    found = topics.ideal(asked)
-    p = topics.word_probabilities(topics.FULL).double()
-    for row in range(5):
-        starts = [0, *asked.label_pos[row].tolist()]
-        total = torch.zeros(2, dtype=torch.float64)
-        for assigned in permutations(range(12), 2):
-            joint = torch.ones((), dtype=torch.float64)
-            for demo, cls in enumerate(asked.demo_class[row].tolist()):
-                text = asked.tokens[row, starts[demo] + 1 : asked.cue_pos[row, demo]]
-                joint = joint * p[assigned[cls], text].prod()
-            query = asked.tokens[row, starts[-1] + 1 : asked.target[row]]
-            total += joint * torch.stack([p[assigned[c], query].prod() for c in range(2)])
-        assert torch.allclose(found[row].double(), total / total.sum(), atol=1e-5)
 
 
 def test_word_overlap_counts_common_topic_words_and_no_fillers():

@@ -116,8 +116,7 @@ def observe(
     hooks: Sequence[Hook] = (),
     watch: Iterable[str] = (),
 ) -> tuple[Float[Tensor, "batch entry vocab"], dict[str, Tensor]]:
-    """Return logits at the scored positions under ``hooks``, and the activations ``watch`` there
-    (case, entry, ...)."""
+    """Return logits and the activations ``watch`` at the scored positions (case, entry, ...)."""
     logits, seen = run_with_hooks(model, task.clean, [*hooks, at_positions(task.at)], watch)
     batch = torch.arange(len(task), device=task.at.device)[:, None]
     by_position = {k: x.transpose(1, 2) if "pattern" in k else x for k, x in seen.items()}

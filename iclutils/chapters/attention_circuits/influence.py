@@ -95,8 +95,7 @@ def _logits(
     start: int = 0,
     past: Sequence[States] = (),
 ) -> Float[Tensor, "row entry vocab"]:
-    """Return logits at ``at`` when ``fed`` is read from position ``start`` on, after ``past``;
-    meaningless before ``start``."""
+    """Return logits at ``at``, from ``start`` on, when ``fed`` is read there after ``past``."""
     at = (at - start).clamp_min(0)
     if not start:
         return logits_at(model, fed, at)

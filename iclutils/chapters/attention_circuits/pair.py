@@ -26,8 +26,7 @@ DROP = 0.1  # share of prefix matching that a path must carry to belong to the c
 
 class Pair(NamedTuple):
     """Two heads; ``edges``, all paths into the keys of induction heads that carry more than a tenth
-    of their matching; and ``drop``, by sequence the share of the second head's matching that the
-    path from the first carries."""
+    of their matching; ``drop``: by sequence, the share of it that the path between both carries."""
 
     previous: Node
     induction: Node

@@ -35,8 +35,7 @@ def overlap_excess(a: Set[int], b: Set[int], layer: Int[Tensor, "item"]) -> floa
 def head_outputs(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "layer head sample d_model"]:
-    """Return what every head writes to the residual stream (z W_O) at all positions but the first;
-    for ``cka``."""
+    """Return what every head writes (z W_O) at all positions but the first, for ``cka``."""
     names = [get_act_name("z", layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
     z = [cache[name][:, 1:].flatten(0, 1).transpose(0, 1) for name in names]

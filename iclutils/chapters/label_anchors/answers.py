@@ -157,8 +157,7 @@ def centre(raw: Answers, prompts: Prompts) -> Answers:
 
 
 def word_loyalty(changed: Answers, clean: Answers, k: int = 5) -> Float[Tensor, "batch"]:
-    """Return how alike the ``k`` likeliest words of both models are: those in both over those in
-    either, 0 to 1."""
+    """Return how many of the ``k`` likeliest words are in both models, over those in either."""
     same = changed.words[:, :k, None] == clean.words[:, None, :k]  # (batch, k, k)
     shared = same.sum((1, 2)).float()
     return shared / (2 * k - shared)

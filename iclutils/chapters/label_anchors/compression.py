@@ -6,19 +6,16 @@ formatting) are kept, at their positions, and the query is answered from them. S
 
 from __future__ import annotations
 
-import timeit
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from statistics import median
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from ...errors import IclError
 from ...interp import kv_cache
 from ...interp.kv_cache import Keep, answer_from_cache, cache_demonstrations, demonstrations
-from ...interp.readout import in_batches, target_logits
+from ...interp.readout import in_batches
 from ...models import TransformerBridge
 from ...tasks.prompts import Prompts, Role
 from .answers import Answers
@@ -106,8 +103,7 @@ def compress(
 def tokens_read(
     prompts: Prompts, keep: Keep
 ) -> dict[str, tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]]:
-    """Return how many tokens go through the model for a query, and how many keys and values per
-    layer and head it holds besides, in three ways.
+    """Return how many tokens go through the model for a query, and how many it holds besides.
 
     ``re-encoded``: the whole prompt (the paper's baseline); ``prefix``: keys and values of all
     demonstration tokens re-used (the fair baseline); ``compressed``: of those in ``keep`` alone.
@@ -131,26 +127,3 @@ def multiply_adds(
     weights = fed * (4 * cfg.d_model * inner + mlp)
     edges = fed * memory + fed * (fed + 1) // 2
     return cfg.n_layers * (weights + 2 * inner * edges) + cfg.d_model * cfg.d_vocab
-
-
-def seconds(model: TransformerBridge, prompts: Prompts, repeats: int = 5) -> dict[str, float]:
-    """Return median wall-clock seconds per query, one query in a pass, in the three ways of
-    ``tokens_read``; shared demonstrations are read before, as in the paper."""
-    if not kv_cache.shares_demonstrations(prompts):
-        raise IclError("A speed-up needs prompts that share their demonstrations.")
-    one = prompts[:1]
-    prefix, small = (
-        cache_demonstrations(model, one, rule(one)) for rule in (everything, hidden_anchor)
-    )
-    ways: dict[str, Callable[[Prompts], Tensor]] = {
-        "re-encoded": lambda query: target_logits(model, query),
-        "prefix": lambda query: answer_from_cache(model, prefix, query),
-        "compressed": lambda query: answer_from_cache(model, small, query),
-    }
-
-    def per_query(way: Callable[[Prompts], Tensor]) -> float:
-        queries = [prompts[i : i + 1] for i in range(len(prompts))]
-        times = timeit.repeat(lambda: [*map(way, queries)], number=1, repeat=repeats + 1)
-        return median(times[1:]) / len(prompts)  # the first is a warm-up
-
-    return {name: per_query(way) for name, way in ways.items()}

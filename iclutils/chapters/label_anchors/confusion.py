@@ -17,11 +17,11 @@ from torch import Tensor
 
 from ...errors import IclError
 from ...interp.hooks import Hook
-from ...interp.kv_cache import demonstrations, shares_demonstrations
+from ...interp.kv_cache import demonstrations, sets
+from ...interp.statistics import area
 from ...models import TransformerBridge, get_act_name
 from ...tasks.prompts import Prompts
 from .answers import Answers, answers_by_set
-from .extraction import area
 
 
 def queries_and_keys(
@@ -33,7 +33,7 @@ def queries_and_keys(
     All heads are side by side (width = heads x d_head). Keys of a class that is shown several
     times are averaged (ours).
     """
-    if not shares_demonstrations(prompts):
+    if len(sets(prompts)) > 1:
         raise IclError("Keys are compared within a set: give prompts that share demonstrations.")
     seen = defaultdict[str, list[Tensor]](list)  # by activation, a pass after the other
 
@@ -69,8 +69,7 @@ def key_distances(
     directions: int = 10,
 ) -> Float[Tensor, "*lead cls cls"]:
     """Return distances of keys, each projected to ``sigma_m * (v_m . k)``, not centred, with v_m
-    the first ``directions`` principal directions of the queries and sigma_m their standard
-    deviations."""
+    the first principal ``directions`` of the queries and sigma_m their standard deviations."""
     count = queries.shape[-2]
     centred = queries.double() - queries.double().mean(-2, keepdim=True)
     _, sigma, basis = torch.linalg.svd(centred, full_matrices=False)
@@ -82,8 +81,7 @@ def key_distances(
 def predicted_confusion(
     distances: Float[Tensor, "*lead cls cls"],
 ) -> Float[Tensor, "*lead cls cls"]:
-    """Return ``key_distances`` over the largest: small is easily confused. NaN where all keys
-    coincide, 1 on the diagonal."""
+    """Return ``key_distances`` over the largest, 1 on the diagonal: small is easily confused."""
     relative = distances / distances.amax((-2, -1), keepdim=True)
     same = torch.eye(distances.shape[-1], dtype=torch.bool, device=distances.device)
     return relative.masked_fill(same, 1.0)

@@ -16,6 +16,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from ...interp.readout import in_batches
+from ...interp.statistics import area
 from ...models import TransformerBridge, get_act_name
 from ...tasks.prompts import Prompts
 from .answers import answers
@@ -33,8 +34,7 @@ def label_attention(
 def label_reading(
     model: TransformerBridge, prompts: Prompts, every: bool = False
 ) -> Float[Tensor, "layer head"]:
-    """Return the mean attention of every head from the target to the predicted class's label words,
-    or to all."""
+    """Return the mean attention from the target to label words, of the predicted class or all."""
     by_head, predicted = _by_head(model, prompts, None)
     chosen = torch.arange(len(prompts), device=predicted.device), slice(None), slice(None)
     return by_head.sum(-1).mean(0) if every else by_head[*chosen, predicted].mean(0)
@@ -72,8 +72,7 @@ def correlation_within_layers(
 
 
 def auc(scores: Float[Tensor, "batch cls"], predicted: Int[Tensor, "batch"]) -> float:
-    """Return the area under the ROC curve of ``scores`` for the class ``predicted``, as in the
-    paper's code.
+    """Return the area under the ROC curve of ``scores`` for the class ``predicted`` (paper's code).
 
     Two classes are told apart by the raw score of the second; with more, rows are divided by their
     sums (without any attention they count as even) and the areas of all pairs averaged (one-vs-one;
@@ -88,13 +87,6 @@ def auc(scores: Float[Tensor, "batch cls"], predicted: Int[Tensor, "batch"]) -> 
     of = [shares[predicted == one] for one in present]
     pairs = list(permutations(range(len(present)), 2)) if len(present) > 2 else [(1, 0)]
     return statistics.fmean(area(of[i][:, i], of[j][:, i]) for i, j in pairs)
-
-
-def area(higher: Float[Tensor, "one"], lower: Float[Tensor, "other"]) -> float:
-    """Return the area under the ROC curve: the share of pairs whose first is larger, of a tie one
-    half; NaN without a pair."""
-    gap = higher[:, None] - lower
-    return float(((gap > 0).double() + (gap == 0).double() / 2).mean())
 
 
 def auc_by_layer(

@@ -14,9 +14,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from ...interp.hooks import Hook, check_editable
+from ...interp.hooks import Hook, at_positions, check_editable
 from ...interp.invariants import check_window
-from ...interp.readout import at_target, check_prompts, in_batches
+from ...interp.readout import check_prompts, in_batches
 from ...models import TransformerBridge, get_act_name
 from ...tasks.prompts import Prompts, class_logits
 
@@ -93,8 +93,9 @@ def saliency(model: TransformerBridge, prompts: Prompts) -> Float[Tensor, "batch
 
     layers = range(model.cfg.n_layers)
     hooks = [hook_for(layer) for layer in layers]
+    last = at_positions(prompts.target[:, None])
     with torch.enable_grad():
-        logits = model.run_with_hooks(prompts.tokens, fwd_hooks=[*hooks, at_target(prompts)])
+        logits = model.run_with_hooks(prompts.tokens, fwd_hooks=[*hooks, last])
         scores = class_logits(prompts, logits[:, 0])  # (batch, cls)
         # Summed over the prompts, so the gradient of each is its own.
         torch.autograd.grad(functional.cross_entropy(scores, prompts.gold, reduction="sum"), start)

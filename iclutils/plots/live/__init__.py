@@ -37,16 +37,10 @@ def gpt2_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def heads(model: Any, tokens: Sequence[int] | Tensor, names: Sequence[str] = ()) -> Any:
     """Open a figure of a GPT-2's heads below the cell of a notebook, to switch them off by hand.
 
-    It is the figure that opens chapter 01, on your own network: for each token what the network
-    says comes next, where a head looks, and how well the network does without some heads. The
-    network runs in the browser. For a network that is too large, or for numbers that a program
-    shall use, take ``iclutils.interp.hooks``.
-
-    Args:
-        model: a Hugging Face ``GPT2LMHeadModel``, or a TransformerLens bridge of one, with at most
-            ``MOST_WEIGHTS`` weights.
-        tokens: ids (pos), at most ``MOST_TOKENS``; such that repeat show the induction heads.
-        names: the text of each id of the vocabulary; without it, ids are written.
+    It is the figure that opens chapter 01, on your own network: a Hugging Face ``GPT2LMHeadModel``,
+    or a bridge of one, with at most ``MOST_WEIGHTS`` weights, which runs in the browser. Of
+    ``tokens``, at most ``MOST_TOKENS`` ids, such that repeat show the induction heads; ``names``
+    has the text of each id. For larger networks take ``iclutils.interp.hooks``.
 
     Example:
         >>> from iclutils import models

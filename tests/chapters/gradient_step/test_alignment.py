@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis.strategies import integers, sampled_from
-from random_layers import TIGHT, random, seeded, some
+from random_layers import TIGHT, random, some
 
 from iclutils.chapters.gradient_step.alignment import (
     alignment,
@@ -18,7 +18,6 @@ from iclutils.chapters.gradient_step.alignment import (
 from iclutils.chapters.gradient_step.construction import construct
 from iclutils.chapters.gradient_step.descent import descend, predictor
 from iclutils.models.lsa import Shape
-from iclutils.tasks.regression import Task
 
 
 def gd(*rates):

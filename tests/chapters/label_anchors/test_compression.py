@@ -111,4 +111,3 @@ def test_work_counts_every_product(gpt2):
     prompts = random_prompts(2, count=3, shots=2, shared=True)
     ways = compression.tokens_read(prompts, compression.hidden_anchor(prompts))
     assert torch.equal(sum(ways["prefix"]), prompts.target + 1)
-    assert compression.seconds(gpt2, prompts, repeats=1).keys() == ways.keys()
