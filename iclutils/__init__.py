@@ -13,9 +13,13 @@ Each notebook has a module of its name in ``iclutils.chapters``:
 The names below are imported when they are first used, so that an import takes milliseconds.
 """
 
+import gc
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 # Before torch is imported: a thread that waits sleeps, so that other programs are not in its way.
@@ -38,6 +42,27 @@ _MODULES = {
 }
 
 
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Let Python's collector of garbage rest while objects are made that stay: to look through them
+    again and again takes a fifth of the time of an import or of a model's load."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def import_lasting(module: str) -> ModuleType:
+    """Import a module while the collector rests, which then never looks at what is imported."""
+    with without_collector():
+        imported = import_module(module)
+        gc.freeze()
+    return imported
+
+
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib import metadata  # takes longer than all the rest
@@ -45,4 +70,4 @@ def __getattr__(name: str) -> Any:
         return metadata.version("iclutils")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    return getattr(import_lasting(f"{__name__}.{_MODULES[name]}"), name)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, SupportsFloat
 
 import torch
-from transformers import PreTrainedModel
 
 from . import cache, claims, models, presets, scorecard
 from .cache import Arguments, Value
@@ -78,7 +77,7 @@ class Session:
         return models.load(guide, device=self.device, tokenizer=reader)
 
     def edit_weights(
-        self, name: str, edit: Callable[[PreTrainedModel], None]
+        self, name: str, edit: Callable[[models.PreTrainedModel], None]
     ) -> models.TransformerBridge:
         """Edit the weights that ``load`` gives, as ``models.edit_weights`` does."""
         if self.weights == "trained":
@@ -209,7 +208,7 @@ def begin(
     its_own = _tiers_named_by(model)  # of a published model: sizes and claims of its tier
     if its_own and chosen.name not in (*its_own, "real"):
         chosen = presets.TIERS[its_own[0]]
-    if folder := models.local_folder(model):
+    if model and (folder := models.local_folder(model)):
         model = str(folder.resolve())  # as the user sees it now, whatever folder comes later
     where = resolve_device(chosen.device if device == "auto" else device)
     torch.manual_seed(seed)
@@ -225,7 +224,7 @@ def _tiers_named_by(model: str) -> tuple[str, ...]:
     """Return the tiers whose own model has this name, the usual one first."""
     if model.startswith(smollm2.NAME):
         return ("real",)
-    return ("paper",) if model in models.HUB else ()
+    return ("paper",) if model and model in models.HUB else ()
 
 
 def resolve_device(name: str) -> str:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import fnmatch
-from functools import partial
+from importlib import import_module
+from typing import Any
 
 from iclutils.errors import unknown
 from iclutils.zoo import HELD_OUT
 
-from . import induction, label_words, lsa, phase_change, regression
+from . import lsa, regression
 from .loop import Recipe
 
-_LANGUAGE = (
-    {f"induction-{seed}": partial(induction.recipe, seed) for seed in (0, *HELD_OUT)}
-    | {"detour": partial(induction.offset_induction, 2)}
-    | {f"anchors-{seed}": partial(label_words.recipe, seed) for seed in (0, *HELD_OUT)}
+# Shipped language models: module, function and arguments of each recipe. Their modules import
+# transformers, for seconds: when one is asked for.
+_LANGUAGE: dict[str, tuple[str, str, dict[str, Any]]] = (
+    {f"induction-{seed}": ("induction", "recipe", {"seed": seed}) for seed in (0, *HELD_OUT)}
+    | {"detour": ("induction", "offset_induction", {"seed": 2})}
+    | {f"anchors-{seed}": ("label_words", "recipe", {"seed": seed}) for seed in (0, *HELD_OUT)}
     | {
-        f"anchors-uncopied-{seed}": partial(label_words.recipe, seed, copying=False)
+        f"anchors-uncopied-{seed}": ("label_words", "recipe", {"seed": seed, "copying": False})
         for seed in HELD_OUT[:3]
     }
-    | {f"anchors-narrow-{s}": partial(label_words.recipe, s, heads=8) for s in HELD_OUT[:2]}
+    | {
+        f"anchors-narrow-{seed}": ("label_words", "recipe", {"seed": seed, "heads": 8})
+        for seed in HELD_OUT[:2]
+    }
 )
 
 
@@ -30,6 +36,8 @@ def names() -> list[str]:
 
 def all_names() -> list[str]:
     """List all recipes: of shipped models, of those whose curves ship, and of paper size."""
+    from . import phase_change
+
     return [*names(), *phase_change.names(), *regression.MAP, *regression.PAPER]
 
 
@@ -46,8 +54,11 @@ def recipe(name: str, device: str = "cpu") -> Recipe:
         return lsa.recipe(name, device)
     if name in regression.SHIPPED | regression.MAP | regression.PAPER:
         return regression.recipe(name, device)
+    if name in _LANGUAGE:
+        module, function, arguments = _LANGUAGE[name]
+        return getattr(import_module(f".{module}", __name__), function)(**arguments)
+    from . import phase_change
+
     if name in phase_change.names():
         return phase_change.recipe(name)
-    if name not in _LANGUAGE:
-        raise unknown("recipe", name, all_names())
-    return _LANGUAGE[name]()
+    raise unknown("recipe", name, all_names())

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.optim import Optimizer
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from .loop import Recipe
+from .loop import Recipe, sinusoids
 
 
 class Batch(NamedTuple):
@@ -94,13 +94,6 @@ def small_gpt2(vocab: int, positions: int, layers: int, heads: int = 4) -> GPT2C
         eos_token_id=vocab - 1,
         use_cache=False,
     )
-
-
-def sinusoids(length: int, width: int) -> Float[Tensor, "length width"]:
-    """Return sine and cosine of each position, in turn, at wavelengths from 2 pi to 200 pi."""
-    place = torch.arange(length)[:, None]
-    angle = place * 100.0 ** (-torch.arange(0, width, 2) / width)
-    return torch.stack([torch.sin(angle), torch.cos(angle)], -1).flatten(1)
 
 
 def tile(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -88,6 +89,13 @@ class Recipe(ABC):
         warm = min(1.0, step / self.warmup)
         cosine = 0.5 * (1 + math.cos(math.pi * max(0, step - start) / (self.steps - start)))
         return self.peak_rate * warm * (self.floor + (1 - self.floor) * cosine)
+
+
+def sinusoids(length: int, width: int) -> Float[Tensor, "length width"]:
+    """Return sine and cosine of each position, in turn, at wavelengths from 2 pi to 200 pi."""
+    place = torch.arange(length)[:, None]
+    angle = place * 100.0 ** (-torch.arange(0, width, 2) / width)
+    return torch.stack([torch.sin(angle), torch.cos(angle)], -1).flatten(1)
 
 
 def train(recipe: Recipe, work: Path, progress: bool = True) -> Path:

@@ -27,7 +27,7 @@ from iclutils.tasks import generator
 from iclutils.tasks.regression import Contexts, Task, sample
 
 from .ensemble import FRESH, EnsembleRecipe
-from .language import sinusoids
+from .loop import sinusoids
 from .muon import Muon
 
 STORED = zoo.ROOT / "depth_width.jsonl"

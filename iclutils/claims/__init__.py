@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import yaml
 from filelock import FileLock
-from scipy.stats import t as student
+from scipy.special import stdtrit as student_quantile
 
 from .. import presets
 from ..errors import IclError, unknown
@@ -116,7 +116,7 @@ class Claim:
 @cache
 def _reach(count: int) -> float:
     """Return half the 95 % interval of a mean, in standard errors."""
-    return float(student.ppf(0.975, count - 1)) if count > 1 else 2.0
+    return float(student_quantile(count - 1, 0.975)) if count > 1 else 2.0
 
 
 @dataclass(frozen=True)
@@ -321,7 +321,7 @@ def difference(result: Result, null: Result | None) -> tuple[float, float, float
         freedom = error**4 / sum(part**2 / n for part, n in parts) if error else 1
     else:
         return None
-    reach = error * float(student.ppf(0.975, freedom))
+    reach = error * float(student_quantile(freedom, 0.975))
     return value, value - reach, value + reach
 
 

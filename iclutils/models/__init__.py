@@ -1,27 +1,71 @@
-"""Models: language models here, networks that read numbers in ``lsa`` and ``regressors``."""
+"""Models: language models here, networks that read numbers in ``lsa`` and ``regressors``.
+
+What is here is imported when it is first used: its libraries take seconds, and chapters about
+networks that read numbers do without.
+"""
 
 from __future__ import annotations
 
-from transformer_lens import ActivationCache
-from transformer_lens.model_bridge import TransformerBridge
-from transformer_lens.tools.analysis.logit_lens import logit_lens
-from transformer_lens.utilities import get_act_name
+from typing import TYPE_CHECKING, Any
 
-from .language import (
-    HUB,
-    bos,
-    cached,
-    check_tokens,
-    edit_weights,
-    encode,
-    kind,
-    load,
-    local_folder,
-    logits,
-    random_init,
-    start_tokens,
-    token_ids,
-    tokenizer,
-    word_tokenizer,
-    words,
-)
+from .. import import_lasting
+
+if TYPE_CHECKING:
+    from transformer_lens import ActivationCache
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformer_lens.tools.analysis.logit_lens import logit_lens
+    from transformer_lens.utilities import get_act_name
+    from transformers import PreTrainedModel
+
+    from .language import (
+        HUB,
+        bos,
+        cached,
+        check_tokens,
+        edit_weights,
+        encode,
+        kind,
+        load,
+        local_folder,
+        logits,
+        random_init,
+        start_tokens,
+        token_ids,
+        tokenizer,
+        word_tokenizer,
+        words,
+    )
+
+_LIBRARIES = {
+    "ActivationCache": "transformer_lens",
+    "TransformerBridge": "transformer_lens.model_bridge",
+    "logit_lens": "transformer_lens.tools.analysis.logit_lens",
+    "get_act_name": "transformer_lens.utilities",
+    "PreTrainedModel": "transformers",
+}
+_LANGUAGE = [
+    "HUB",
+    "bos",
+    "cached",
+    "check_tokens",
+    "edit_weights",
+    "encode",
+    "kind",
+    "load",
+    "local_folder",
+    "logits",
+    "random_init",
+    "start_tokens",
+    "token_ids",
+    "tokenizer",
+    "word_tokenizer",
+    "words",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in (*_LIBRARIES, *_LANGUAGE):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_lasting(_LIBRARIES.get(name, f"{__name__}.language"))
+    value = globals()[name] = getattr(module, name)
+    return value

@@ -34,7 +34,7 @@ from transformers import (
     logging,
 )
 
-from .. import zoo
+from .. import without_collector, zoo
 from ..errors import IclError, unknown
 from ..files import check_sums, read_json, sha256
 from ..zoo import smollm2
@@ -64,6 +64,7 @@ HUB = {name: HubModel(**pins) for name, pins in PINNED.items()}
 # are at load("EleutherAI/gpt-j-6b@f3f428825b6fc4c087af475ea729ac652edeee33").
 
 
+@without_collector()
 def load(
     name_or_path: str | Path,
     *,
@@ -215,7 +216,7 @@ def _examine(bridge: TransformerBridge, name: str, tokens: Tensor, expected: Ten
             f"{gap:.2g} nats away from those of transformers, so that some option in its "
             "config.json must be ignored. Numbers would not be about your model: use another."
         )
-    _check_cache(bridge, name)
+    _check_cache(bridge, name, tokens[:, :3], logits[0, 2])
 
 
 def _gap(logits: Float[Tensor, "1 pos vocab"], expected: Float[Tensor, "1 pos vocab"]) -> float:
@@ -252,17 +253,16 @@ def _fold(bridge: TransformerBridge, name: str, tokens: Tensor, expected: Tensor
     bridge.requires_grad_(False)
 
 
-def _check_cache(bridge: Any, name: str) -> None:
+def _check_cache(bridge: Any, name: str, tokens: Tensor, whole: Tensor) -> None:
     """Refuse a network that forgets what it has read into a cache of keys and values.
 
     Of two libraries that do not fit, one can hand the cache on by a name that the other does not
-    know: then it stays empty, without an error, and logits are wrong by nats.
+    know: then it stays empty, without an error, and logits are wrong by nats. ``whole`` are those
+    of the last of three ``tokens``, read without one.
     """
     if "past_key_values" not in inspect.signature(bridge.original_model.forward).parameters:
         return
-    tokens = torch.tensor([[1, 2, 3]], device=bridge.cfg.device) % bridge.cfg.d_vocab
     with torch.no_grad():
-        whole = bridge(tokens)[0, -1]
         _, past = bridge(tokens[:, :2], use_cache=True, return_type="logits_and_cache")
         again = bridge(tokens[:, 2:], past_key_values=past)[0, -1]
     gap, scale = float((whole - again).abs().max()), float(whole.abs().max())

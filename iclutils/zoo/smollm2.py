@@ -7,6 +7,7 @@ Hugging Face folder in the user's cache. The model was tuned to follow instructi
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -54,8 +55,14 @@ def folder() -> Path:
     made = cache() / NAME
     if not is_there():
         _make(made)
-    check_sums(made, list(FILES), f"Delete {made} and load {NAME} again.")
+    _check(made, *((made / name).stat().st_mtime_ns for name in FILES if (made / name).is_file()))
     return made
+
+
+@functools.cache
+def _check(made: Path, *times: int) -> None:
+    """Verify the checksums, once in a process for files that were not changed."""
+    check_sums(made, list(FILES), f"Delete {made} and load {NAME} again.")
 
 
 def missing() -> str:

@@ -12,7 +12,7 @@ from tiny import ARCHITECTURES, save_bert, save_gpt2, save_grouped
 
 from iclutils import IclError, models
 from iclutils.files import write_sums
-from iclutils.models import checkpoint
+from iclutils.models import checkpoint, language
 from tools.architectures import save as save_case
 
 MLP = "transformer.h.1.mlp.c_fc.weight"
@@ -131,16 +131,16 @@ def test_a_name_is_a_name_and_a_folder_a_path(tmp_path, monkeypatch):
         assert models.local_folder(f"~/{name}") == tmp_path / name
     assert models.load("./gpt2").cfg.d_vocab == models.load("~/gpt2").cfg.d_vocab == 60
     assert models.load("induction-0").cfg.d_vocab == 512
-    monkeypatch.setattr(models.language, "snapshot_download", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(language, "snapshot_download", lambda *_, **__: 1 / 0)
     with pytest.raises(IclError, match=r"Could not fetch .* \(./gpt2, not gpt2\)"):
         models.load("gpt2")
 
 
 def test_a_file_from_the_hub_that_is_not_the_pinned_one_is_refused(tmp_path, monkeypatch):
     save_gpt2(tmp_path)
-    pinned = models.language.HubModel("openai-community/gpt2", "6" * 40, {"config.json": "0" * 64})
+    pinned = language.HubModel("openai-community/gpt2", "6" * 40, {"config.json": "0" * 64})
     monkeypatch.setitem(models.HUB, "gpt2", pinned)
-    monkeypatch.setattr(models.language, "snapshot_download", lambda *_, **__: str(tmp_path))
+    monkeypatch.setattr(language, "snapshot_download", lambda *_, **__: str(tmp_path))
     with pytest.raises(IclError, match=r"config.json .*pinned SHA-256.*Delete that file"):
         models.load("gpt2")
 

@@ -81,10 +81,12 @@ class Forgetful:
 
 
 def test_versions_that_lose_the_cache_are_named_when_a_model_is_loaded():
-    language._check_cache(Forgetful(remembers=True), "mine")
+    tokens = torch.tensor([[1, 2, 3]])
+    whole = torch.full((9,), 6)
+    language._check_cache(Forgetful(remembers=True), "mine", tokens, whole)
     message = r"'mine' gives other logits with a cache.*transformers 5.* and transformer-lens 4"
     with pytest.raises(IclError, match=message):
-        language._check_cache(Forgetful(remembers=False), "mine")
+        language._check_cache(Forgetful(remembers=False), "mine", tokens, whole)
 
 
 def test_edits_and_twins(tmp_path):
