@@ -19,7 +19,7 @@ from ...interp.kv_cache import States, read_with_cache, whole_states
 from ...interp.readout import check_prompts, in_batches
 from ...models import TransformerBridge
 from ...progress import bar
-from ...tasks.prompts import Prompts, class_logits
+from ...tasks.prompts import Prompts, class_logits, join
 from .answers import Answers
 
 Beta = Float[Tensor, "*batch layer head cls"]
@@ -114,6 +114,25 @@ def fit(
     return beta.detach()
 
 
+def fit_sets(
+    model: TransformerBridge, each: Sequence[Prompts], epochs: int, lr: float
+) -> Float[Tensor, "set layer head cls"]:
+    """Learn what ``fit`` learns from each of several sets with all rows a step, in one pass of all
+    sets a step: of a small network that takes a quarter less time."""
+    step = prepare(model, join(each))
+    sizes = torch.tensor([len(train) for train in each], device=step.prompts.target.device)
+    of_set = torch.arange(len(each), device=sizes.device).repeat_interleave(sizes)
+    shape = len(each), model.cfg.n_layers, model.cfg.n_heads, step.prompts.classes
+    beta = torch.zeros(shape, device=sizes.device, requires_grad=True)
+    adam = torch.optim.Adam([beta], lr=lr)
+    for _ in bar(range(epochs), "epochs"):
+        adam.zero_grad()
+        with torch.enable_grad():
+            (step.losses(beta[of_set]) / sizes[of_set]).sum().backward()
+        adam.step()
+    return beta.detach()
+
+
 def compare(
     model: TransformerBridge,
     pairs: Sequence[tuple[Prompts, Prompts]],
@@ -127,9 +146,13 @@ def compare(
 
     ``pairs`` are training prompts and other queries on the same demonstrations, which are
     answered; the other arguments are those of ``fit``."""
+    if batch is None and batch_size is None:
+        betas = iter(fit_sets(model, [train for train, _ in pairs], epochs, lr))
+    else:
+        how = generator, epochs, batch, lr, batch_size
+        betas = (fit(prepare(model, train), *how) for train, _ in pairs)
     before_and_after = []
-    for train, test in pairs:
-        beta = fit(prepare(model, train), generator, epochs, batch, lr, batch_size)
+    for (_, test), beta in zip(pairs, betas, strict=True):
 
         def both(some: Prompts, _: Tensor, beta: Tensor = beta) -> Iterator[Tensor]:
             ready = prepare(model, some)

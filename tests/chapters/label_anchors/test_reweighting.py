@@ -76,11 +76,12 @@ def test_a_fit_is_steps_of_adam(gpt2, batch, seed):
     torch.testing.assert_close(found, beta.detach(), atol=1e-5, rtol=1e-4)
 
 
-def test_comparing_is_fitting_and_answering_set_by_set(gpt2):
+@pytest.mark.parametrize("batch_size", [None, 5])
+def test_comparing_is_fitting_and_answering_set_by_set(gpt2, batch_size):
     asked = [random_prompts(s, n, shots=2, shared=True) for s, n in ((3, 24), (4, 26))]
     pairs = [(some[:8], some[8:]) for some in asked]
     options = {"epochs": 3, "batch": None, "lr": 0.5}
-    found = compare(gpt2, pairs, seeded(2), **options, batch_size=5)
+    found = compare(gpt2, pairs, seeded(2), **options, batch_size=batch_size)
     draw, moved = seeded(2), 0.0
     for (train, test), (before, after) in zip(pairs, found, strict=True):
         beta = fit(prepare(gpt2, train), draw, **options)
