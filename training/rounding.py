@@ -15,10 +15,11 @@ from pathlib import Path
 
 import gguf
 import torch
-from iclutils.zoo import smollm2
 from jaxtyping import Float
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from iclutils.zoo import smollm2
 
 Matrix = Float[Tensor, "out in"]
 
