@@ -56,10 +56,13 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """Read a JSON file: one of ours, which is made again, or a model's."""
+    theirs = path.name.endswith(("config.json", "index.json"))
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if theirs and not isinstance(value, dict):
+            raise ValueError("it holds no object")
+        return value
     except ValueError as error:
-        theirs = path.name == "config.json"
         cure = "Mend it, or copy the model again." if theirs else "Delete it and run again."
         raise IclError(f"{path} is not valid JSON ({error}). {cure}") from error
 

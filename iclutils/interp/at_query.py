@@ -20,7 +20,7 @@ from torch import Tensor
 from ..errors import IclError
 from ..models import ActivationCache, TransformerBridge, check_tokens, get_act_name
 from .hooks import Hook, check_editable, run_with_hooks
-from .invariants import check_rows
+from .invariants import check_queries, check_rows
 from .kv_cache import States, keys_values, read_with_cache
 
 Queries = Float[Tensor, "*batch query channel"]
@@ -128,6 +128,7 @@ def read(model: TransformerBridge, tokens: Tokens, at: Place = None) -> AtQuery:
     logits = query.again(watch)
     query = replace(query, logits=logits)
     seen = query.as_read_again(query.seen)
+    check_queries(model, found[get_act_name("q", 0)], "dual models of heads")
     for layer, (q, key, _, _) in enumerate(read_heads(query)):
         ours = scores(q[:, :, None], key)[:, :, 0]
         last = at[:, None, None].expand(-1, ours.shape[1], 1)

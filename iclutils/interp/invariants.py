@@ -188,6 +188,7 @@ def _wiring(model: TransformerBridge, layer: int, seen: Mapping[str, Tensor]) ->
     parallel = bool(getattr(model.cfg, "parallel_attn_mlp", False))
     stream = before if parallel else before + attended
     where = f"in layer {layer} "
+    check_queries(model, seen["attn.hook_q"])
     heads_read = _fit(model, block, before, seen["attn.hook_in"], f"{where}what the heads read")
     mlp_read = _fit(model, block, stream, seen["mlp.hook_in"], f"{where}what the MLP reads")
     for channel in "qkv":
@@ -392,6 +393,18 @@ def check_rows(model: TransformerBridge, pattern: Float[Tensor, "*lead src"], wh
     gap = float((total - 1).abs().max())
     if gap > TOLERANCE:
         _refuse(model, f"its rows of attention sum to {float(total.min()):.2g}, not 1", gap, what)
+
+
+def check_queries(
+    model: TransformerBridge,
+    queries: Float[Tensor, "*lead head d_head"],
+    what: str = "its parts",
+) -> None:
+    """Refuse queries that are not one for each head, as where gates stand between them
+    (Qwen-3.5)."""
+    count, heads = queries.shape[-2], model.cfg.n_heads
+    if count != heads:
+        _refuse(model, f"its {heads} heads have {count} queries (gates among them?)", what=what)
 
 
 def window(model: TransformerBridge) -> int | None:

@@ -39,9 +39,10 @@ BUFFERS = re.compile(r"\.(attn|attention)\.(masked_)?bias$|inv_freq$")
 def refuse(folder: Path, name: str) -> None:
     """Refuse a folder without plain weights of a causal model, as far as one can tell unread."""
     if (adapter := folder / "adapter_config.json").is_file():
-        base = read_json(adapter).get("base_model_name_or_path") or "its base"
+        base = read_json(adapter).get("base_model_name_or_path")
+        of = f" of {base!r}" if base else ""
         raise IclError(
-            f"{folder} holds an adapter of {base!r} (adapter_config.json), and numbers of the base "
+            f"{folder} holds an adapter{of} (adapter_config.json), and numbers of the base "
             "alone would be wrong. Merge it first, with the package peft: "
             f"AutoPeftModelForCausalLM.from_pretrained({str(folder)!r}).merge_and_unload()"
             ".save_pretrained('merged'), then load 'merged', with the tokenizer copied into it."
@@ -57,6 +58,11 @@ def refuse(folder: Path, name: str) -> None:
     kind = config.get("model_type")
     if kind not in (*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *OWN):
         raise IclError(f"{name!r} is of the type {kind!r}, which is no causal language model.")
+    if config.get("is_encoder_decoder"):
+        raise IclError(
+            f"{name!r} has an encoder beside its decoder, as T5 and BART have. Use a model that is "
+            "a decoder alone, such as GPT-2."
+        )
     if method := (config.get("quantization_config") or {}).get("quant_method"):
         raise IclError(f"The weights of {name!r} are quantised ({method}): save it dequantised.")
 
@@ -69,7 +75,8 @@ def weights(folder: Path) -> list[Path]:
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.is_file() or not index.is_file():
         return [whole]
-    return [folder / shard for shard in sorted(set(read_json(index)["weight_map"].values()))]
+    shards = sorted(set(read_json(index).get("weight_map", {}).values()))
+    return [folder / shard for shard in shards] or [whole]
 
 
 def read(folder: Path, name: str) -> PreTrainedModel:

@@ -109,6 +109,12 @@ def load(
             "Close other programs, or take a machine with more memory."
         )
     network = read(folder, name)
+    if network.config.get_text_config() is not network.config:
+        # TransformerLens would install torchvision for it, and another torch with that.
+        raise IclError(
+            f"{name!r} ({network.config.model_type}) reads more than text, such as images. Use a "
+            "model that reads text alone, such as GPT-2."
+        )
     if tokenizer is None:
         tokenizer = checkpoint.tokenizer(folder, name)
     words = tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None
@@ -126,9 +132,11 @@ def load(
             device=device,
         )
     except Exception as error:  # it raises many types
+        kind = network.config.model_type
+        reason = checkpoint.first_line(error).split(" Available")[0].rstrip(".")  # a long list
         raise IclError(
-            f"{name!r} could not be loaded: TransformerLens does not support this architecture, or "
-            f"one of its options ({checkpoint.first_line(error)})."
+            f"{name!r} could not be loaded: TransformerLens does not support this architecture "
+            f"({kind}), or one of its options ({reason})."
         ) from error
     bridge.eval().requires_grad_(False)
     bridge.cfg.bos_token_id = first
@@ -271,8 +279,9 @@ def _check_cache(bridge: Any, name: str, tokens: Tensor, whole: Tensor) -> None:
         versions = (f"{each} {metadata.version(each)}" for each in names)
         raise IclError(
             f"{name!r} gives other logits with a cache of keys and values than without ({gap:.2g}, "
-            f"of logits up to {scale:.2g}): {' and '.join(versions)} do not fit. Install versions "
-            "that pyproject.toml admits: pip install iclutils again."
+            f"of logits up to {scale:.2g}): {' and '.join(versions)} do not fit here. Install "
+            "versions that pyproject.toml admits (pip install iclutils again); if you have them, "
+            "use another model."
         )
 
 

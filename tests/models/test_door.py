@@ -60,6 +60,11 @@ def without_a_shard(folder):
     next(folder.glob("model-00002-*")).unlink()
 
 
+def without_shards(folder):
+    (folder / "model.safetensors").rename(folder / "model.safetensors.index.json")
+    (folder / "model.safetensors.index.json").write_text('{"metadata": {}}')
+
+
 ADAPTER = write("adapter_config.json", '{"base_model_name_or_path": "a/b", "peft_type": "LORA"}')
 STATES = {
     "empty": (lambda f: shutil.rmtree(f) or f.mkdir(), "has no config.json"),
@@ -71,6 +76,8 @@ STATES = {
     "not finite": (weights(lambda w: w[MLP].fill_(torch.nan)), f"not finite: {MLP}"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors. Copy it"),
     "a shard less": (without_a_shard, r"no model-00002-of-\d+.safetensors. Copy it whole"),
+    "an index of nothing": (without_shards, "no model.safetensors. Copy it whole"),
+    "no settings": (write("config.json", "[]"), r"config.json is not valid .* no object\). Mend"),
     "half a file": (cut, "could not be loaded"),
     "changed": (changed, "does not match its recorded SHA-256"),
     "a pointer": (write("model.safetensors", "version https://git-lfs"), "could not be loaded"),
@@ -78,12 +85,15 @@ STATES = {
     "broken words": (write("tokenizer.json", "{broken"), "The tokenizer .* cannot be read"),
     "quantised": (config(quantization_config={"quant_method": "gptq"}), r"are quantised \(gptq\)"),
     "another kind": (config(model_type="t5"), "type 't5', which is no causal language model"),
+    "an encoder": (config(model_type="bart", is_encoder_decoder=True), "has an encoder beside"),
     "both directions": (save_bert, "reads in both directions, as BERT does"),
     "no attention": (case("Mamba"), "does not expose attention patterns"),
     "an option ignored": (case("GPT-2, unscaled attention"), r"another network.* [\d.]+ nats away"),
     "an encoder's output": (case("GPT-2, cross-attention"), "cannot run with these options"),
     "norms afterwards": (case("OPT, post-norm"), "cannot run with these options"),
     "keys in one matrix": (case("Phi-3, grouped"), "4 heads share keys and values .2 in all."),
+    "a kind unknown": (case("Helium"), r"architecture \(helium\), or .* from config\)\.$"),
+    "a cache lost": (case("Bamba, full"), "do not fit here. .* have them, use another"),
     "an option unknown": (case("GPT-BigCode, many keys"), "TransformerLens does not support this"),
 }  # fmt: skip
 

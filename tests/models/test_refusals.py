@@ -62,6 +62,7 @@ TOKENS = torch.randint(1, 59, (2, 11), generator=seeded(0))
         ("GPT-J", lambda m: at_query.read(m, TOKENS), "editing the attention"),
         ("GPT-J", lambda m: hooks.cut_attention(m, {}), "only after using it"),
         ("GPT-Neo", lambda m: kv_cache.keys_values(m, TOKENS), "sliding window"),
+        ("Qwen-3.5, full", lambda m: at_query.read(m, TOKENS), "4 heads have 8 queries .gates"),
         (
             partial(save_grouped, kind="mistral", **WINDOW),
             lambda m: saliency.saliency(m, topics.sample(2, seeded(0), classes=2)),

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...errors import IclError
 from ...interp.hooks import Hook
+from ...interp.invariants import check_queries
 from ...interp.kv_cache import demonstrations, sets
 from ...interp.statistics import area
 from ...models import TransformerBridge, get_act_name
@@ -41,6 +42,7 @@ def queries_and_keys(
         prompt = torch.arange(len(at), device=at.device)[:, None]
 
         def store(value: Tensor, hook: object, name: str) -> Tensor:  # (batch, pos, head, d_head)
+            check_queries(model, value, "keys of label words")
             seen[name].append(value[prompt, at].flatten(-2))  # (batch, place, width)
             return value
 
