@@ -88,7 +88,7 @@ def test_pages_show_the_results_there_are(book):
     assert 'id="claim-90-first"' in html
     assert 'href="../notebooks/90_demo.html#start"' in html
     assert "holds if the whole 95 % interval is > 1" in first
-    assert re.search(r"not run 0.50 ± 0.01 weaker .*finding, papers −13.898", first)
+    assert re.search(r"not run 0.50 ± 0.01 weaker .*papers −13.898", first)
     assert "Added after 90.first had failed." in second
     html = book.html("notebooks/90_demo")
     links = re.findall('href="../book/scorecard.html#claim-(.*?)"', html)
