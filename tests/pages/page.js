@@ -84,9 +84,3 @@ function cutOff() {
     e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 1 &&
     !scrolls(e)).map(e => e.outerHTML.slice(0, 120));
 }
-
-// How an element shows that it has the focus.
-function mark(element) {
-  const { outlineStyle, outlineWidth, boxShadow } = getComputedStyle(element);
-  return [outlineStyle !== "none" && parseFloat(outlineWidth) > 1, boxShadow];
-}

@@ -106,38 +106,11 @@ def test_solutions_unfold_without_a_mouse(reader):
     folded = tab.locator(".solution.toggle-hidden").first
     folded.locator("button.toggle-button").focus()
     button = focused(tab)
-    inside = "element => element.closest('.toggle-hidden > :not(.admonition-title)') !== null"
-    for _ in range(10):  # what is folded is not in the way
-        tab.keyboard.press("Tab")
-        assert not focused(tab).evaluate(inside)
     text = folded.locator("> :not(.admonition-title)").first.element_handle()
-    assert not text.is_visible()
-    assert button.get_attribute("aria-expanded") == "false"
-    button.focus()
-    tab.keyboard.press("Enter")
-    assert text.is_visible()
-    assert button.get_attribute("aria-expanded") == "true"
-
-
-@pytest.mark.nightly
-def test_what_has_the_focus_shows_it(reader):
-    tab = reader.open("notebooks/01_gpt2_induction")
-    tab.add_script_tag(path=SCRIPT)
-    tab.evaluate("settle()")
-    stops = []
-    for _ in range(70):
-        tab.keyboard.press("Tab")
-        stop = focused(tab)
-        outline, shadow = stop.evaluate("e => mark(e)")
-        said = stop.evaluate("element => element.outerHTML.slice(0, 200)")
-        if not outline:  # then the shadow must be there for the focus alone
-            assert shadow != "none", said
-            stop.evaluate("element => element.blur()")
-            assert stop.evaluate("e => mark(e)")[1] != shadow, said
-            stop.focus()
-        stops.append(said)
-    assert len(set(stops)) > 40
-    assert not any("<math" in said for said in stops), "formulas are not in the way"
+    for unfolded in (False, True):
+        assert text.is_visible() == unfolded
+        assert button.get_attribute("aria-expanded") == str(unfolded).lower()
+        tab.keyboard.press("Enter")
 
 
 def test_a_page_is_printed_light_and_without_bars(reader):
@@ -156,9 +129,6 @@ def test_a_page_is_printed_light_and_without_bars(reader):
         element.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 120))
     """
     assert tab.evaluate(cut) == []
-    for what, there in (("table.evidence", False), ("> summary", True)):
-        seen = "what => [...document.querySelectorAll(what)].map(e => e.checkVisibility())"
-        assert set(tab.evaluate(seen, f"details.rows {what}")) == {there}, "rows stay folded"
     tab.evaluate("window.dispatchEvent(new Event('afterprint'))")
     assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
 
@@ -175,9 +145,8 @@ def test_a_chapter_becomes_a_pdf(site, tmp_path):
     content = (tmp_path / "03.pdf").read_bytes()
     assert content.startswith(b"%PDF-"), done.stderr
     assert len(re.findall(rb"/Type\s*/Page\b", content)) > 10
-    assert b"/StructTreeRoot" in content, "a screen reader finds no headings in it"
-    assert b"/Outlines" in content
-    assert b"/ToUnicode" in content, "its text cannot be selected or searched"
+    for part in (b"/StructTreeRoot", b"/Outlines", b"/ToUnicode"):
+        assert part in content, "it has no headings, or its text cannot be searched"
 
 
 @pytest.mark.nightly
@@ -194,9 +163,6 @@ def test_the_packed_book_works_wherever_it_is_unpacked(browser, site, tmp_path):
     tab = reader.open("index")
     tab.wait_for_url("**/book/intro.html")
     assert tab.locator("article h1").is_visible()
-    fonts = "document.fonts.ready.then(all => [...all].map(font => font.status))"
-    assert "loaded" in tab.evaluate(fonts)  # the signs of the buttons are letters of a font
-    assert "error" not in tab.evaluate(fonts)
     tab = reader.open("notebooks/03_ridge_ols")
     assert tab.locator("math").first.is_visible()
     tab.wait_for_function("[...document.images].every(i => i.complete && i.naturalWidth)")

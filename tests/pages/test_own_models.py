@@ -3,17 +3,21 @@
 import contextlib
 import io
 import linecache
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pytest
-from notebook_rules import source, tags
-from tiny import real_tokenizer, save_gpt2, save_grouped
+from notebook_rules import code, printed, source, tags
+from tiny import real_tokenizer, save_gpt2, save_grouped, save_neox
 
-from iclutils import IclError, claims, presets
+from iclutils import claims, presets
 from iclutils.files import read_json, sha256
 from iclutils.models import language
 from iclutils.models.regressors import Shape
@@ -22,6 +26,7 @@ from iclutils.zoo import smollm2
 from tools.run import LEFT_OUT, notebooks
 from training import loop, regression
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("results_elsewhere")
 
 # Sizes of all tiers, cut down, by the field of the tier.
@@ -58,9 +63,9 @@ def run(chapter, **parameters):
             for n, cell in enumerate(read_json(path)["cells"]):
                 left_out = LEFT_OUT.get(parameters.get("tier")) in tags(cell)
                 if cell["cell_type"] == "code" and not left_out:
-                    file, code = f"<{path.stem} {n}>", source(cell)  # what remember() reads
-                    linecache.cache[file] = len(code), None, code.splitlines(True), file
-                    exec(compile(code, file, "exec"), space)
+                    file, text = f"<{path.stem} {n}>", source(cell)  # what ``cached`` reads
+                    linecache.cache[file] = len(text), None, text.splitlines(True), file
+                    exec(compile(text, file, "exec"), space)
                     plt.close("all")
                     if "parameters" in tags(cell):
                         space.update(parameters, device="cpu")
@@ -188,15 +193,19 @@ def test_a_readers_own_model_gets_numbers_and_no_verdicts(small, tmp_path, reque
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("chapter", "sizes", "tasks", "message"),
-    [
-        ("01", {"n_positions": 40}, {}, r"L = 30 needs 61 positions and the model has 40"),
-        ("02", SMALL, {"tasks": "topics"}, "choose a text task"),
-        ("02", SMALL, {"tasks": "sst3"}, r"Unknown task 'sst3'\. Did you mean 'sst2'"),
-    ],
-)
-def test_a_model_that_a_chapter_cannot_use_is_refused(tmp_path, chapter, sizes, tasks, message):
-    save_gpt2(tmp_path / "own", **sizes)
-    with pytest.raises(IclError, match=message):
-        run(chapter, model=str(tmp_path / "own"), **tasks)
+@pytest.mark.slow
+def test_your_model_looks_at_the_model_in_a_folder_beside_the_user(tmp_path):
+    """By papermill, as its page says. A random model copies nothing, and every chapter says so."""
+    save_neox(tmp_path / "mine")
+    notebook = str(ROOT / "notebooks" / "your_model.ipynb")
+    asked = [notebook, "out.ipynb", "-p", "model", "mine", "-k", "python3"]
+    quiet = {"ICLUTILS_QUIET": "1", "PYTHONPATH": str(ROOT)}
+    subprocess.run(
+        [sys.executable, "-m", "papermill", *asked],
+        cwd=tmp_path, env=os.environ | quiet, check=True, capture_output=True,
+    )  # fmt: skip
+    text = "\n".join(map(printed, code(read_json(tmp_path / "out.ipynb"))))
+    assert f"{tmp_path.resolve()}/mine" in text
+    assert "of its probability is on numbers" in text, "chapter 03 asked the reader's own model"
+    assert "It does not copy, so there is no answer to have a share in." in text
+    assert "Copying, the model gains nothing, of which no circuit has a share." in text

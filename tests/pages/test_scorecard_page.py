@@ -21,12 +21,6 @@ def test_words_hide_the_other_rows(reader):
     assert reader.errors == []
 
 
-@pytest.mark.parametrize("reader", [{"java_script_enabled": False}], indirect=True)
-def test_without_scripts_the_whole_table_is_there(reader):
-    tab = reader.open("book/scorecard")
-    assert tab.locator(f"{ROWS}:visible").count() == len(claims.ledger())
-
-
 def test_a_claim_leads_to_its_section_and_back(reader):
     chapter = claims.chapters()[0]
     tab = reader.open(f"notebooks/{chapter}")
