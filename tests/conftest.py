@@ -22,7 +22,7 @@ RUNS = json.loads((ROOT / "book/runs.json").read_text(encoding="utf-8"))["mini"]
 TIMES = {name: run["seconds"] for name, run in RUNS.items()}
 # Drawn tests do not time themselves, and draw the same every time: a failure is there to stay.
 quiet = {"deadline": None, "suppress_health_check": list(HealthCheck)}
-settings.register_profile("book", **quiet, derandomize=True)
+settings.register_profile("book", **quiet, derandomize=True, max_examples=50)
 settings.load_profile("book")
 
 

@@ -8,8 +8,7 @@ import pytest
 from ledger import LEDGER, measured
 from small_book import Book
 
-from book import _ext  # noqa: F401, it reads the zoo, which a test moves
-from iclutils import claims, zoo
+from iclutils import claims
 
 BIB = "@misc{xiang2024, author={Xiang, Shuyang}, title={A Note}, year={2024}}"
 
@@ -127,30 +126,3 @@ def test_what_is_wrong_is_a_warning_where_it_stands(book):
     book.write("book/scorecard.md", "# Scorecard\n\n```{scorecard}\n```")
     book.write("notebooks/90_demo.ipynb", chapter("# Demo"))
     assert "cross-reference target not found: '90-start'" in book.build()
-
-
-def test_the_reference_shows_signatures_text_and_examples_and_one_card_a_kind(
-    book, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(zoo, "ROOT", tmp_path / "zoo")
-    for name in ("demo-0", "demo-1"):
-        (folder := tmp_path / "zoo" / name).mkdir(parents=True)
-        (folder / "SHA256SUMS").touch()
-        (folder / "README.md").write_text(f"---\nlicense: mit\n---\n# {name}\n\n- **Data**: none.")
-    monkeypatch.syspath_prepend(tmp_path)
-    text = '"""Measure |x| of {cite:t}`xiang2024`."""\n\n\ndef size(a: int, *rest: int) -> int:\n'
-    text += (
-        '    """Give *one* size_ of ``*a``: (*rest, a).\n\n    >>> size(1) * 2\n    2\n    """\n'
-    )
-    (tmp_path / "measures.py").write_text(text)
-    book.write("page.md", "# Page\n\n```{api}\nmeasures\n```")
-    book.write("cards.md", "# Cards\n\n```{modelcards}\n```")
-    assert book.build() == ""
-    page = book.html("page")
-    assert "<em>one</em> size_ of" in page
-    said = " ".join(unescape(re.sub("<[^>]+>", "", page)).split())
-    for part in ("Measure |x| of Xiang [Xia24].", "size(a: int, *rest: int) → int", "(*rest, a)"):
-        assert part in said
-    cards = plain(book.html("cards"))
-    assert "demo-0 Data : none. Of the same kind : demo-1." in cards
-    assert "license" not in cards

@@ -77,7 +77,7 @@ def test_averaged_gradients_of_the_embedding_sum_to_the_gap(tmp_path):
     task = a_task(model, 2)
     turned = replace(task, clean=task.corrupt, corrupt=task.clean)
     clean, corrupt = baselines(model, task)
-    to_clean, to_corrupt = (edge_attribution(model, x, 32)[0].sum(0) for x in (task, turned))
+    to_clean, to_corrupt = (edge_attribution(model, x, 16)[0].sum(0) for x in (task, turned))
     torch.testing.assert_close((to_clean - to_corrupt) / 2, clean - corrupt, atol=0.02, rtol=0.02)
     once = edge_attribution(model, task)[0].sum(0)
     assert (once - (clean - corrupt)).abs().max() > 0.1, "one step would do as well"

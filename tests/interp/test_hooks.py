@@ -6,15 +6,7 @@ from random_layers import seeded
 from tiny import ARCHITECTURES, tokens
 
 from iclutils import models
-from iclutils.interp.hooks import (
-    ablate_heads,
-    ablate_sets,
-    cut_attention,
-    logits_under,
-    replacements,
-    run_with_hooks,
-    set_activation,
-)
+from iclutils.interp.hooks import ablate_sets, cut_attention, logits_under, run_with_hooks
 from iclutils.models import get_act_name
 
 
@@ -33,17 +25,6 @@ def test_lists_of_hooks_that_share_lower_layers_give_what_each_gives_alone(kind,
     assert not any("forward" in vars(block) for block in model.blocks)
 
 
-def test_resampling_from_the_same_sequences_changes_nothing(gpt2):
-    x, other = tokens(3, 10), tokens(3, 10, seed=1)
-    plain = models.logits(gpt2, x)
-    for source, same in ((x, True), (other, False)):
-        hooks = ablate_heads(gpt2, x, [(0, 1), (2, 2)], "resample", source)
-        names = [get_act_name("mlp_out", layer) for layer in (0, 2)]
-        values = replacements(gpt2, x, names, "resample", source)
-        hooks += [set_activation(*item) for item in values.items()]
-        assert ((under(gpt2, x, hooks) - plain).abs().max() < 1e-4) == same
-
-
 @pytest.mark.parametrize("renormalise", [True, False])
 def test_cut_edges_are_left_out_of_the_softmax_or_zeroed(gpt2, renormalise):
     x, names = tokens(2, 6), [get_act_name("attn_scores", 1), get_act_name("pattern", 1)]
@@ -59,14 +40,3 @@ def test_cut_edges_are_left_out_of_the_softmax_or_zeroed(gpt2, renormalise):
         else:
             expected = plain[names[1]].masked_fill(mask, 0)
         torch.testing.assert_close(seen[names[1]], expected)
-
-
-@pytest.mark.parametrize("how", ["zero", "mean", "resample"])
-def test_each_row_loses_its_own_heads(gpt2, how):
-    x, other = tokens(3, 10), tokens(3, 10, seed=1)
-    own = [[(0, 1), (2, 2)], [], [(2, 0)]]
-    (hooks,) = ablate_sets(gpt2, x, [own], how, other)
-    alone = [under(gpt2, x, ablate_heads(gpt2, x, heads, how, other)) for heads in own]
-    torch.testing.assert_close(
-        under(gpt2, x, hooks), torch.stack([logits[row] for row, logits in enumerate(alone)])
-    )

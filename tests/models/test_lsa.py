@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from random_layers import TIGHT, some
 from scipy.special import erf, softmax
 
-from iclutils.models.lsa import Layer, Shape, load
 from iclutils.models.lsa import LinearSelfAttention as LSA
+from iclutils.models.lsa import Shape
 
 SOFTMAX = Shape(3, 5, heads=2, attention=("softmax",), sees_query=True)
 SHAPES = {
@@ -137,23 +137,3 @@ def test_contexts_without_an_ensemble_axis_go_to_every_network():
     whole = random(SHAPES["deep"], (0, 5, 1))
     assert torch.equal(whole(xs[0], ys[0]), whole(xs, ys))
     torch.testing.assert_close(whole(xs, ys)[1:2], random(SHAPES["deep"], (5,))(xs, ys), **TIGHT)
-
-
-@every_shape
-def test_networks_of_given_weights_and_of_files(name, tmp_path):
-    network = LSA(SHAPES[name], (3, 4), scale=1.0)
-    network.tasks = [{"kind": "Waves", "tied": True}, {"kind": "Waves", "tied": False}]
-    network.save(tmp_path)
-    found = load(tmp_path)
-    assert (found.shape, found.seeds, found.tasks) == (network.shape, (3, 4), network.tasks)
-    layers = [network.layer(number) for number in range(network.shape.own)]
-    xs, ys = (part.float() for part in some(9, (1, 4, 6, 3), (1, 4, 6)))
-    same = [found]
-    if not network.others.keys() - {"gain", "shift"}:
-        same.append(LSA.from_layers(network.shape, layers))
-        alone = [Layer(*(part[0] for part in layer)) for layer in layers]
-        one = LSA.from_layers(network.shape, alone)(xs, ys)
-        torch.testing.assert_close(one, network(xs, ys)[:1])
-    for made in same:
-        assert torch.equal(made(xs, ys), network(xs, ys))
-        assert not any(p.requires_grad for p in made.parameters())

@@ -16,10 +16,7 @@ from tiny import language_model
 
 from iclutils import models
 from iclutils.chapters import gpt2_induction as induction
-from iclutils.chapters.attention_circuits import (
-    failures,
-    interactions,
-)
+from iclutils.chapters.attention_circuits import failures, interactions
 from iclutils.chapters.attention_circuits.pair import path_drops
 from iclutils.chapters.contrastive_kernel import ablation, heads
 from iclutils.chapters.every_lens import compare, marks, votes

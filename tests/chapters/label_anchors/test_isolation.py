@@ -11,6 +11,7 @@ from random_prompts import prompts_strategy, random_prompts, two_sets
 
 from iclutils.chapters.label_anchors.answers import answers
 from iclutils.chapters.label_anchors.isolation import (
+    cut_edges,
     isolate,
     isolation,
     random_by_set,
@@ -19,6 +20,13 @@ from iclutils.chapters.label_anchors.isolation import (
 )
 from iclutils.interp.kv_cache import demonstrations
 from iclutils.tasks.prompts import Role
+
+
+def test_what_is_cut_is_all_that_label_words_see_of_earlier_tokens():
+    prompts = random_prompts(seed=2, count=4, longest=3)
+    for edges, places in zip(cut_edges(prompts), prompts.label_pos.tolist(), strict=True):
+        expected = {(p, earlier) for p in places for earlier in range(p)}
+        assert {*map(tuple, edges.nonzero().tolist())} == expected
 
 
 def test_the_last_layer_is_blind(gpt2):
