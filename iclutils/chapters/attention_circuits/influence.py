@@ -22,6 +22,7 @@ from ...progress import bar
 
 BATCH = 512  # altered sequences in a forward pass, at most
 ROWS = 16384  # rows of d_model held at once
+NEIGHBOURS = 8  # altered positions in a pass; what stands before the first of them is read once
 LOGITS = 2**25  # logits held at once: 134 MB
 MIN_SEQUENCES = 6  # behind a source; signs of fewer cannot reach 5 %
 
@@ -46,8 +47,8 @@ def influence(
     draws: int = 16,
 ) -> Influence:
     """Return the influence of every token on the predictions at ``at``, whose right tokens are
-    ``answer``; each token is replaced ``draws`` times (``replacements``). What stands before an
-    altered token is read once, where the model's keys and values can be kept."""
+    ``answer``; each token is replaced ``draws`` times (``replacements``). What stands before
+    altered tokens is read once, where the model's keys and values can be kept."""
     drawn, last = replacements(model, tokens, generator, draws), int(at.max()) + 1
     clean, right = _logits(model, tokens[:, :last], at).log_softmax(-1), answer[..., None]
     before = clean.gather(-1, right)[..., 0]
@@ -55,15 +56,15 @@ def influence(
     past: tuple[States, ...] = ()
     with suppress(IclError, AttributeError):  # keys and values cannot be cut: whole rows, then
         past = keys_values(model, tokens[:, :last])
-    every_row = torch.arange(len(tokens), device=tokens.device).repeat_interleave(draws)
-    every_draw = torch.arange(draws, device=tokens.device).repeat(len(tokens))
-    for position in bar(range(last), "altered positions"):
-        start = position if past else 0
+    many = torch.arange(len(tokens)), torch.arange(draws)
+    for altered in bar(torch.arange(last).split(NEIGHBOURS), "altered positions"):
+        start = int(altered[0]) if past else 0
         logits_fit = LOGITS // (at.shape[1] * model.cfg.d_vocab)
         chunk = max(1, min(BATCH, ROWS // (last - start), logits_fit))
-        for row, draw in zip(every_row.split(chunk), every_draw.split(chunk), strict=True):
+        every = torch.cartesian_prod(altered, *many).to(tokens.device)
+        for position, row, draw in (some.unbind(1) for some in every.split(chunk)):
             fed = tokens[row, start:last]
-            fed[:, position - start] = drawn[draw, row, position]
+            fed[torch.arange(len(fed)), position - start] = drawn[draw, row, position]
             prefix = [tuple(s[row, :, :start] for s in part) for part in past]
             after = _logits(model, fed, at[row], start, prefix).log_softmax(-1)  # row, entry, vocab
             p = clean[row]
