@@ -14,10 +14,6 @@ from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
-from sklearn.linear_model import RidgeCV
-from sklearn.model_selection import cross_val_predict
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -186,6 +182,11 @@ def ridge_errors(
 ) -> Float[Tensor, "layer target batch"]:
     """Return squared errors of a linear probe over the target's variance, each context held out
     once: ridge on standardised states. For few contexts of a large network; ``fit`` is for many."""
+    from sklearn.linear_model import RidgeCV  # a second to import, and few measures need it
+    from sklearn.model_selection import cross_val_predict
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
     wanted, errors = targets.mT.double().numpy(), []
     probe = make_pipeline(StandardScaler(), RidgeCV(PENALTIES, alpha_per_target=True))
     for layer in bar(states.double().numpy(), "layers"):
