@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
-import numbers
 import os
 import random
 import re
@@ -25,21 +23,21 @@ import unicodedata
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from iclutils.errors import IclError, unknown
+from iclutils.errors import IclError
 from torch import Generator, Tensor
 
 # What an answer may not call, and what of it it may.
-MEASURES = ("iclutils.interp", "iclutils.chapters", "checks")
+MEASURES = ("iclutils.interp.", "iclutils.chapters.", "checks.")
 TOOLS = (
-    "iclutils.interp.hooks",
-    "iclutils.interp.clean_corrupt",
-    "iclutils.chapters.every_lens.question",
+    "iclutils.interp.hooks.",
+    "iclutils.interp.clean_corrupt.",
+    "iclutils.chapters.every_lens.question.",
 )
 SINGLE = 1e-5  # relative; what an answer in single precision may be off by, at least
 PUBLIC, HIDDEN = (0,), (1, 2, 3, 4, 5)  # seeds of the random inputs
@@ -51,16 +49,16 @@ class Mistake(Exception):
     """A wrong answer; the message names the likely mistake."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Part:
-    """How one answer is called and compared, without what is right.
+    """How one answer is called and compared.
 
     The ``kind`` is ``function``, ``number``, ``tensor`` or ``letter``. A function is called as
     ``outcome(function, *inputs(seed))`` (``inputs(seed)`` may be None: that seed is left out), a
     value is read by ``outcome(value)``. ``look(value, truth)`` is what is compared with the truth,
     up to a ``tolerance`` relative to the largest of it and to 1. A letter names one of four
     ``choices``; each student sees them in another order, and what is right is said of the order
-    here.
+    here. What is below the ``MARK`` is put in last, or ``public``, in a student's notebook.
     """
 
     name: str
@@ -70,52 +68,65 @@ class Part:
     look: Callable[[Any, Any], Any] = lambda value, truth: value
     tolerance: float = SINGLE
     choices: tuple[str, ...] = ()
+    truth: Any = None
+    mistakes: Mapping[str, Any] | None = None
+    public: Expected | None = None
 
     def order(self, student: str) -> list[str]:
         """Return the letters of the choices in the order in which this student sees them."""
         return random.Random(f"{clean(student)} {self.choices}").sample("abcd", 4)
 
     def ask(self, answer: Any, seed: int) -> Any:
-        """Return what the answer gives for the random inputs of a seed; None where it has none."""
-        return self._ask(prepared(self.name, answer, self.kind), seed)
+        """Return what a student's answer gives for the inputs of a seed; None where it has none."""
+        if answer is None or answer is ...:
+            raise Mistake(f"`{self.name}` is missing or still `...`: nothing is written yet.")
+        value = guarded(self.name, answer) if self.kind == "function" else plain(answer)
+        if self.kind == "letter":
+            value = str(answer).strip(" ().").lower()
+            if value not in tuple("abcd"):
+                raise Mistake(f"`{self.name}` is one of the letters 'a' to 'd'; got {answer!r}.")
+        return self.call(value, seed)
 
-    def _ask(self, answer: Any, seed: int) -> Any:
-        """Random numbers of its own begin with the seed, and leave the notebook's alone."""
+    def call(self, answer: Any, seed: int) -> Any:
+        """Return the outcome for a seed. Random numbers begin with it; the notebook's go on."""
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(seed)
             inputs = self.inputs(seed)
-            return None if inputs is None else detached(self.outcome(answer, *inputs))
+            value = None if inputs is None else plain(self.outcome(answer, *inputs))
+        return value.detach().cpu() if isinstance(value, Tensor) else value
 
-    def expected(
-        self, truth: Any, mistakes: Mapping[str, Any], seed: int, student: str = ""
-    ) -> Expected | None:
-        """Return what is right for a seed, and what the mistakes give there.
-
-        The mistake in a function is a function, or another piece in the solution (``mistaken``). A
-        value that changes with the student is a function of the student's number, and its mistakes
-        are functions of what is right. Whether a value is right only the hidden checks tell, so the
-        public seed has nothing.
-        """
-        if self.kind != "function":
-            if not seed:
-                return None
-            right = truth(number(student)) if callable(truth) else truth
-            return right, {m: x(right) if callable(x) else x for m, x in mistakes.items()}
-        right = self._ask(truth, seed)
-        if right is None:
-            return None
-        wrong = {}
-        for text, each in mistakes.items():
-            with suppress(Exception):  # it cannot be made on these inputs
-                wrong[text] = self.look(self._ask(mistaken(truth, each), seed), right)
-        return right, wrong
-
-    def judge(self, value: Any, expected: Expected | None, student: str = "") -> None:
+    def judge(self, value: Any, seed: int, student: str = "") -> None:
         """Return if the value is right, or if nothing is expected; else raise ``Mistake``."""
-        if expected is not None:
-            truth, wrong = expected
-            value = self.order(student)["abcd".index(value)] if self.choices else value
-            compare(self.look(value, truth), truth, wrong, self.tolerance)
+        own = self.kind != "function"
+        right = expected(self, min(seed, 1) if own else seed, number(student) if own else 0)
+        if right is not None:
+            truth, mistakes = plain(right[0]), right[1]
+            value = self.order(student)["abcd".index(value)] if self.choices else plain(value)
+            compare(self.look(value, truth), truth, mistakes, self.tolerance)
+
+
+@functools.cache
+def expected(part: Part, seed: int, student: int = 0) -> Expected | None:
+    """Return what is right for a seed, or for a student's number, and what the mistakes give.
+
+    A value that changes with the student is a function of the student's number, and its mistakes
+    are functions of what is right. Whether a value is right only the hidden checks tell, so the
+    public seed has nothing.
+    """
+    truth, mistakes = part.truth, part.mistakes or {}
+    if truth is None:
+        return part.public
+    if part.kind != "function":
+        right = truth(student) if callable(truth) else truth
+        wrong = {m: each(right) if callable(each) else each for m, each in mistakes.items()}
+        return (right, wrong) if seed else None
+    if (right := part.call(truth, seed)) is None:
+        return None
+    wrong = {}
+    for text, each in mistakes.items():
+        with suppress(Exception):  # it cannot be made on these inputs
+            wrong[text] = part.look(part.call(mistaken(truth, each), seed), right)
+    return right, wrong
 
 
 def mistaken(truth: Callable[..., Any], mistake: Any) -> Any:
@@ -123,21 +134,18 @@ def mistaken(truth: Callable[..., Any], mistake: Any) -> Any:
     text replaced, ``"old -> new"``."""
     if not isinstance(mistake, str):
         return mistake
-    text, (old, new) = inspect.getsource(truth), mistake.split(" -> ")
-    if text.count(old) != 1:
-        raise IclError(f"{truth.__name__} has {old!r} {text.count(old)} times, not once.")
     names = dict(truth.__globals__)
-    exec(text.replace(old, new), names)
+    exec(inspect.getsource(truth).replace(*mistake.split(" -> ")), names)
     return names[truth.__name__]
 
 
 def generator(seed: int) -> Generator:
-    """The source of a question's random inputs."""
+    """Return the source of a question's random inputs."""
     return Generator().manual_seed(1000 + seed)
 
 
 def normal(draw: Generator, *shape: int) -> Tensor:
-    """Normal numbers, in double precision."""
+    """Return normal numbers, in double precision."""
     return torch.randn(shape, generator=draw, dtype=torch.float64)
 
 
@@ -152,35 +160,20 @@ def shaped(value: Any, *shape: int) -> Tensor:
 
 def refuse_other_draws(answer: Callable[..., Any], *inputs: Any) -> None:
     """Raise unless the generator, the last input, alone decides what an answer draws."""
-    again = [detached(answer(*inputs[:-1], generator(7))) for _ in range(2)]
-    if not torch.equal(*again):
+    if not torch.equal(*(plain(answer(*inputs[:-1], generator(7))) for _ in range(2))):
         raise Mistake("Take random numbers from `generator`, and from nothing else.")
 
 
-def prepared(name: str, answer: Any, kind: str = "function") -> Any:
-    """The answer, ready to be judged: what a function raises becomes a ``Mistake``."""
-    if answer is None or answer is ...:
-        raise Mistake(f"`{name}` is missing or still `...`: nothing is written yet.")
-    if kind == "letter":
-        letter = str(answer).strip(" ().").lower()
-        if letter not in tuple("abcd"):
-            raise Mistake(f"`{name}` is one of the letters 'a' to 'd'; got {answer!r}.")
-        return letter
-    if kind != "function":
-        value = plain(answer)
-        if kind == "number":
-            value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-            if not isinstance(value, int | float):
-                raise Mistake(f"`{name}` is a number; got {answer!r}.")
-        return value
+def guarded(name: str, answer: Any) -> Callable[..., Any]:
+    """Return a student's function with copies of its inputs; what it raises is a ``Mistake``."""
     if not callable(answer):
         raise Mistake(f"`{name}` should be a function; it is a {type(answer).__name__}.")
-    for each in _mentioned(answer):
-        if _within(each, MEASURES) and not _within(each, TOOLS):
-            raise Mistake(f"`{name}` uses {each}. Write it yourself, on tensors.")
+    for each in mentioned(answer):
+        if each.startswith(MEASURES) and not each.startswith(TOOLS):
+            raise Mistake(f"`{name}` uses {each[:-1]}. Write it yourself, on tensors.")
 
     @functools.wraps(answer)
-    def guarded(*args: Any) -> Any:
+    def call(*args: Any) -> Any:
         copies = [a.clone() if isinstance(a, Tensor) else a for a in args]
         try:
             value = answer(*[list(a) if isinstance(a, list) else a for a in copies])
@@ -190,118 +183,76 @@ def prepared(name: str, answer: Any, kind: str = "function") -> Any:
             raise Mistake(f"`{name}` returned None: nothing is written yet, or no `return`.")
         return plain(value)
 
-    return guarded
+    return call
+
+
+def mentioned(answer: Callable[..., Any]) -> Iterator[str]:
+    """Yield the modules (with a dot behind) that a function's code refers to, and that of the
+    functions of its own file that it calls."""
+    codes, known = [getattr(answer, "__code__", None)], getattr(answer, "__globals__", {})
+    for code in filter(None, codes):  # which grows
+        codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+        for name in code.co_names:  # also of an import inside the function
+            value = known.get(name)
+            module = isinstance(value, types.ModuleType)
+            yield f"{value.__name__ if module else getattr(value, '__module__', '')}."
+            yield f"{name}."
+            helper = getattr(value, "__code__", None)
+            if getattr(value, "__globals__", None) is known and helper not in codes:
+                codes.append(helper)
 
 
 def plain(value: Any) -> Any:
-    """A number as a number and whatever holds numbers as a tensor, whichever library made it."""
-    if isinstance(value, list | tuple):
-        entries = [plain(each) for each in value]
-        several = any(isinstance(each, Tensor) and each.ndim for each in value)
-        return entries if several else _stacked(entries)  # several tensors may be several answers
+    """Return whatever holds numbers as one tensor, whichever library made it; all else as it is."""
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
-        kind = np.float64 if value.dtype.kind == "f" else np.int64
-        return torch.from_numpy(np.array(value, dtype=kind))
-    real = isinstance(value, numbers.Real) and not isinstance(value, int | float)
-    return float(value) if real else value
+        return torch.from_numpy(np.array(value, dtype=float if value.dtype.kind == "f" else int))
+    if not isinstance(value, list | tuple):
+        return value
+    parts = [plain(each) for each in value]
+    try:
+        parts = [x if isinstance(x, Tensor) else torch.from_numpy(np.array(x)) for x in parts]
+        kind = functools.reduce(torch.promote_types, (each.dtype for each in parts))
+        return torch.stack([each.to(kind) for each in parts])
+    except (TypeError, ValueError, RuntimeError):  # no numbers, or tensors of several shapes
+        return parts
 
 
-def _stacked(entries: list[Any]) -> Any:
-    """Tensors of one shape as one tensor; any other list as it is."""
-    tensors = [torch.from_numpy(np.array(x)) if isinstance(x, int | float) else x for x in entries]
-    shapes = {each.shape if isinstance(each, Tensor) else None for each in tensors}
-    if len(shapes) != 1 or None in shapes:
-        return tensors
-    kind = functools.reduce(torch.promote_types, (each.dtype for each in tensors))
-    return torch.stack([each.to(kind) for each in tensors])
-
-
-def detached(value: Any) -> Any:
-    """A number, or one tensor of all that lists hold, without a graph."""
-    value = plain(value)
-    if isinstance(value, list):
-        value = _stacked([detached(each) for each in value])
-    return value.detach().cpu() if isinstance(value, Tensor) else value
-
-
-def _within(name: str, modules: tuple[str, ...]) -> bool:
-    return any(f"{name}.".startswith(f"{module}.") for module in modules)
-
-
-def _mentioned(answer: Callable[..., Any]) -> Iterator[str]:
-    """Modules that a function's code refers to, and that of those it calls of its own file."""
-    waiting, seen = [getattr(answer, "__code__", None)], set[types.CodeType]()
-    known = getattr(answer, "__globals__", {})
-    while waiting:
-        code = waiting.pop()
-        if code is None or code in seen:
-            continue
-        seen.add(code)
-        waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
-        for name in code.co_names:
-            value = known.get(name)
-            if getattr(value, "__globals__", None) is known:
-                waiting.append(getattr(value, "__code__", None))
-            module = value if isinstance(value, types.ModuleType) else None
-            yield module.__name__ if module else str(getattr(value, "__module__", ""))
-            yield name  # an import inside the function
-
-
-def compare(
-    got: Any, truth: Any, mistakes: Mapping[str, Any] | None = None, tolerance: float = SINGLE
-) -> None:
+def compare(got: Any, truth: Any, mistakes: Mapping[str, Any], tolerance: float = SINGLE) -> None:
     """Return if ``got`` is the truth; otherwise name the mistake that gives the same.
 
     Numbers may be off by ``tolerance``, relative to the largest of the truth and to 1.
     """
-    got, tolerance = detached(got), max(tolerance, SINGLE)
-    fault = _fault(got, truth, tolerance)
-    if not fault:
-        return
-    for message, value in (mistakes or {}).items():
-        if _fault(value, truth, tolerance) and not _fault(got, value, tolerance):
-            raise Mistake(message)
-    raise Mistake(fault)
+    if fault := _fault(got, truth, tolerance):
+        for message, value in mistakes.items():
+            if _fault(value, truth, tolerance) and not _fault(got, value, tolerance):
+                raise Mistake(message)
+        raise Mistake(fault)
 
 
 def _fault(got: Any, truth: Any, tolerance: float) -> str:
-    """What is wrong, or nothing."""
-    if isinstance(got, Tensor) and got.numel() == 1 and not isinstance(truth, Tensor):
-        got = got.item()
-    kind = "complex tensor" if isinstance(got, Tensor) and got.is_complex() else type(got).__name__
-    kind = f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+    """Return what is wrong, or nothing."""
     if isinstance(truth, str):
         return "" if got == truth else f"{got!r} is not the right answer."
-    if not isinstance(truth, Tensor):
-        if not isinstance(got, int | float):
-            return f"Expected a number; got {kind}."
-        close = abs(got - truth) <= tolerance * max(1.0, abs(truth))
-        return "" if close else f"The value {got:.6g} is off. Check it by hand on a small case."
-    if isinstance(got, int | float) and truth.numel() == 1:
-        got = torch.full_like(truth, got, dtype=torch.float64)
-    if not isinstance(got, Tensor) or got.is_complex():
-        return f"Expected a tensor; got {kind}."
-    if got.squeeze().shape == truth.squeeze().shape:
-        got = got.reshape(truth.shape)
-    if got.shape != truth.shape:
+    got, truth = plain(got), torch.as_tensor(plain(truth), dtype=torch.float64)
+    kind = "complex tensor" if isinstance(got, Tensor) and got.is_complex() else type(got).__name__
+    if kind not in ("bool", "int", "float", "Tensor"):
+        return f"Expected a number or a tensor; got a {kind}."
+    got = torch.as_tensor(got, dtype=torch.float64)
+    if [n for n in got.shape if n != 1] != [n for n in truth.shape if n != 1]:
         return f"Expected the shape {tuple(truth.shape)}; got {tuple(got.shape)}."
     if got.isnan().any():
         return "The result has NaN in it: is there a division by zero, or a log of zero?"
-    largest, off = (x.abs().max().item() if truth.numel() else 0.0
-                    for x in (truth.double(), got.double() - truth.double()))  # fmt: skip
-    if off <= tolerance * max(1.0, largest):
+    off, most = (max([0.0, *x.abs().flatten().tolist()])
+                 for x in (got.reshape(truth.shape) - truth, truth))  # fmt: skip
+    if off <= max(tolerance, SINGLE) * max(1.0, most):
         return ""
-    if got.is_floating_point() != truth.is_floating_point():
-        wanted = "real numbers" if truth.is_floating_point() else "whole numbers"
-        return f"Expected a tensor of {wanted}; its dtype is {got.dtype}."
-    return f"The shape is right, the values are not: they are off by up to {off:.3g}."
+    return f"The values are off by up to {off:.3g}. Check them by hand on a small case."
 
 
 # A homework
 
 Question = tuple[Part, ...]
-Expectations = dict[str, list[Expected | None]]  # by question
-carried: dict[str, tuple[dict[str, Question], Expectations]] = {}  # by a student's notebook
+carried: dict[str, dict[str, Question]] = {}  # by a student's notebook
 signed = [""]  # the student's name
 
 
@@ -311,27 +262,43 @@ def folder() -> Path:
     return Path(os.environ.get("ICLUTILS_HOMEWORK") or here.parents[1])
 
 
-def homeworks() -> list[str]:
-    """``hw01``, ``hw02``, ..."""
-    return sorted(path.stem for path in (folder() / "answers").glob("hw[0-9][0-9].py"))
-
-
 def table(homework: str) -> Path:
     """Return the table of a homework: beside the masters, or where otter runs."""
     for path in (folder() / "answers" / f"{homework}.py", Path.cwd() / f"{homework}.py"):
         if path.is_file():
             return path.resolve()
-    if homeworks():
-        raise unknown("homework", homework, homeworks())
     raise IclError(f"The checks of {homework} are not here: run the first cells of the homework.")
 
 
 @functools.cache
 def contents(path: Path) -> dict[str, Any]:
-    """What a table defines."""
-    names = {"__name__": path.stem}
+    """Return what a table defines; its parts know what is right."""
+    names: dict[str, Any] = {"__name__": path.stem}
     exec(compile(path.read_text(encoding="utf-8"), path, "exec"), names)
+    for name in filter(re.compile(r"q\d+").fullmatch, names):
+        names[name] = tuple(
+            replace(each, truth=names[each.name], mistakes=names.get(each.name.upper()))
+            for each in names[name]
+        )
     return names
+
+
+def questions(homework: str) -> dict[str, Question]:
+    """Return the questions of one homework by name; each has one part for each answer."""
+    names = contents(table(homework))
+    return {name: names[name] for name in names if re.fullmatch(r"q\d+", name)}
+
+
+def public(homework: str, half: str, right: dict[str, list[Any]]) -> None:
+    """Take the public checks that a student's notebook carries."""
+    names: dict[str, Any] = {"__name__": f"the public checks of {homework}"}
+    exec(half, names)
+    carried[homework] = {
+        name: tuple(
+            replace(part, public=each) for part, each in zip(names[name], those, strict=True)
+        )
+        for name, those in right.items()
+    }
 
 
 def clean(student: Any) -> str:
@@ -355,7 +322,7 @@ def sign(student: Any) -> int:
 
 def choose(question: str) -> None:
     """Print the choices of a question in this student's order."""
-    for part in _asked(question)[0]:
+    for part in asked(question):
         if part.choices:
             print(f"{part.name} = ...")
             for letter, place in zip("abcd", part.order(signed[0]), strict=True):
@@ -363,106 +330,32 @@ def choose(question: str) -> None:
                 print(textwrap.indent(text, "   ").replace("  ", f"{letter} ", 1))
 
 
-def questions(homework: str) -> dict[str, Question]:
-    """The questions of one homework by name, ``q1`` first; each has one part for each answer."""
-    return _questions(contents(table(homework)))
-
-
-def _questions(names: dict[str, Any]) -> dict[str, Question]:
-    return {name: names[name] for name in sorted(names) if re.fullmatch(r"q\d+", name)}
-
-
-def expected(homework: str, question: str, seed: int, student: str = "") -> list[Expected | None]:
-    """What is expected of each part of a question for a seed, and of a value for a student."""
-    asked = contents(table(homework))[question]
-    return [
-        _expected(table(homework), question, i, seed if part.kind == "function" else min(seed, 1),
-                  "" if part.kind == "function" else student)
-        for i, part in enumerate(asked)
-    ]  # fmt: skip
-
-
-@functools.cache
-def _expected(path: Path, question: str, place: int, seed: int, student: str) -> Expected | None:
-    part: Part = contents(path)[question][place]
-    return part.expected(*truth(path, part.name), seed, student)
-
-
-def truth(path: Path, name: str) -> tuple[Any, Mapping[str, Any]]:
-    """What is right for an answer, and typical mistakes by the message that each deserves."""
-    names = contents(path)
-    return names[name], names.get(name.upper(), {})
-
-
-def public(name: str, half: str, expected: str) -> None:
-    """Take the public checks that a student's notebook carries."""
-    names: dict[str, Any] = {"__name__": f"the public checks of {name}"}
-    exec(half, names)
-    carried[name] = _questions(names), thawed(expected)
-
-
-def grade(question: str, *answers: Any, hidden: bool = False) -> None:
-    """Judge the answers to one question (``"hw01.q1"``); return only if they are right.
-
-    ``hidden`` takes the inputs of the hidden checks instead of the public ones.
-    """
-    homework, _, name = question.partition(".")
-    parts = _parts(question, questions(homework), answers)
-    for seed in HIDDEN if hidden else PUBLIC:
-        _judge(parts, expected(homework, name, seed, signed[0]), answers, seed)
-
-
 def check(question: str, *answers: Any) -> None:
-    """Print whether the public checks of one question pass, or the likely mistake."""
-    parts, right = _asked(question, answers)
+    """Print whether the public checks of one question (``"hw01.q1"``) pass, or the mistake."""
     try:
-        _judge(parts, right, answers, 0)
+        _judge(asked(question), answers, PUBLIC)
     except Mistake as mistake:
         print(f"{question}: not yet. {mistake}")
     else:
         print(f"{question}: the public checks pass.")
 
 
-def _asked(question: str, answers: tuple[Any, ...] | None = None) -> tuple[Question, Any]:
-    """The parts of a question and what the public checks expect, as the notebook carries them."""
+def grade(question: str, *answers: Any, hidden: bool = False) -> None:
+    """Judge the answers to one question by the table; return only if they are right.
+
+    ``hidden`` takes the inputs of the hidden checks instead of the public ones.
+    """
     homework, _, name = question.partition(".")
-    if homework in carried:
-        asked, right = carried[homework]
-        return _parts(question, asked, answers), right[name]
-    return _parts(question, questions(homework), answers), expected(homework, name, 0)
+    _judge(questions(homework)[name], answers, HIDDEN if hidden else PUBLIC)
 
 
-def _parts(question: str, asked: dict[str, Question], answers: Any = None) -> Question:
-    if (name := question.partition(".")[2]) not in asked:
-        raise unknown("question", name, asked)
-    if answers is not None and len(asked[name]) != len(answers):
-        names = ", ".join(part.name for part in asked[name])
-        raise IclError(f"{question} asks for {names}; got {len(answers)} answers.")
-    return asked[name]
+def _judge(parts: Question, answers: tuple[Any, ...], seeds: tuple[int, ...]) -> None:
+    for seed in seeds:
+        for part, answer in zip(parts, answers, strict=True):
+            part.judge(part.ask(answer, seed), seed, signed[0])
 
 
-def _judge(parts: Question, right: Any, answers: tuple[Any, ...], seed: int) -> None:
-    for part, each, answer in zip(parts, right, answers, strict=True):
-        part.judge(part.ask(answer, seed), each, signed[0])
-
-
-def frozen(value: Any) -> str:
-    """Write dicts and lists of texts, numbers and tensors as JSON, which holds no code."""
-
-    def plain_tensor(x: Tensor) -> dict[str, Any]:
-        flat = x.detach().flatten()
-        return {"dtype": str(x.dtype)[6:], "shape": list(x.shape), "values": flat.tolist()}
-
-    return json.dumps(value, default=plain_tensor)
-
-
-def thawed(text: str | bytes) -> Any:
-    """Read what was ``frozen``; tuples have become lists, keys texts."""
-
-    def tensor(each: dict[str, Any]) -> Any:
-        if each.keys() != {"dtype", "shape", "values"}:
-            return each
-        flat = torch.tensor(each["values"], dtype=getattr(torch, each["dtype"]))
-        return flat.reshape(each["shape"])
-
-    return json.loads(text, object_hook=tensor)
+def asked(question: str) -> Question:
+    """Return the parts of a question as the notebook carries them, or as the table has them."""
+    homework, _, name = question.partition(".")
+    return (carried.get(homework) or questions(homework))[name]

@@ -9,7 +9,7 @@ from iclutils.interp.hooks import ablate_heads
 from iclutils.models import load
 from torch import Tensor
 
-from checks import Mistake, Part, detached, generator, normal, refuse_other_draws
+from checks import Mistake, Part, generator, normal, plain, refuse_other_draws
 
 
 def _logits(seed):
@@ -59,7 +59,7 @@ def _is_control(control, heads, per_layer, draw):
     """Whether the sets are heads that could have been chosen instead."""
 
     def drawn():
-        found = detached(control(list(heads), per_layer, draw))
+        found = plain(control(list(heads), per_layer, draw))
         if not isinstance(found, Tensor) or found.numel() % 2:
             raise Mistake("`other_heads` returns a list of pairs (layer, head).")
         return [(int(layer), int(head)) for layer, head in found.reshape(-1, 2)]

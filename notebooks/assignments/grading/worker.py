@@ -1,29 +1,30 @@
-"""Run one submission, cell by cell, and write what its answers give; nothing is judged here.
+"""Run one submission, step by step, and write what its answers give; nothing is judged here.
 
 This is the submission's own process, in a sandbox (``confine``): whatever it holds, students may
-read and change. Its input is a plan: the cells, the public half of the homework and the bounds. Its
-output is one line of JSON for each step (a cell, or the answers to one question) that begins, for
-what a cell raised, and for the numbers of each question, which are compared elsewhere.
+read and change. Its input is a plan: the cells, the public half of the homework and the bounds. A
+step is a cell, or the answers to one question. Its output is a line of JSON when a step begins, and
+one with what a cell raised, or with the numbers of a question, which are compared elsewhere.
 """
 
 import ast
 import importlib
 import io
+import itertools
 import json
 import os
 import resource
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 PRINTED = 2**20  # characters that one step may print
-LARGEST = 10**5  # numbers of one answer
-FILE = 256 * 2**20  # bytes of one file
+FILE = 32 * 2**20  # bytes of one file, also of the output
+PATIENCE = 5  # seconds on the clock for each of the processor's
 GRACE = 5  # seconds that a step has to end itself when its time is up
+TOO_LONG = 124  # the status of a process that was ended for it, as of ``timeout``
 FIRST = os.getpid()
 
 
@@ -50,8 +51,7 @@ def main() -> None:
     output = os.dup(1)
     exec(plan["checks"], {})  # as in the student's notebook
     checks = sys.modules["checks"]
-    ((parts, _),) = checks.carried.values()
-    psutil = importlib.import_module("psutil")
+    (asked,) = checks.carried.values()
     for loaded in ("session", "models.language"):  # by set-up cells: that is no student's time
         importlib.import_module(f"iclutils.{loaded}")
     shell = _shell()
@@ -61,71 +61,23 @@ def main() -> None:
     screen = sys.stdout = sys.stderr = Screen()
 
     def tell(**facts: Any) -> None:
-        line = checks.frozen(facts).encode() + b"\n"
-        while line:
-            line = line[os.write(output, line) :]
+        os.write(output, json.dumps(facts, default=checks.Tensor.tolist).encode() + b"\n")
 
-    def end(why: str) -> None:
-        tell(ended=why)
-        os._exit(1)
-
-    @contextmanager
-    def bounded(step: str) -> Iterator[None]:
-        """Say which step begins, and end it when its time is up: then, and each second from then.
-
-        Time is the processor's, so that what else the machine does costs nobody points; what only
-        waits has several times as long. A step that leaves a fork of this process, or too many
-        processes, ends all: no later step is blamed for them.
-        """
-        late = 0
-
-        def stop(*_: Any) -> None:
-            nonlocal late
-            late += 1
-            if late > GRACE:
-                end(f"it ran longer than {plan['step']:g} s")
-            raise Overtime
-
-        tell(step=step, used=time.process_time())
+    answers = {part.name for parts in asked.values() for part in parts}
+    for step in [step for step in [*plan["cells"], *asked] if step not in plan["skip"]]:
+        tell(begun=step)
         screen.left = PRINTED
-        timers = {signal.ITIMER_PROF: 1, signal.ITIMER_REAL: plan["patience"]}
-        signal.signal(signal.SIGPROF, stop)
-        signal.signal(signal.SIGALRM, stop)
-        for timer, times in timers.items():
-            signal.setitimer(timer, times * plan["step"], 1.0)
         try:
-            yield
-        finally:
-            for timer in timers:
-                signal.setitimer(timer, 0.0)
-            if os.getpid() != FIRST:
-                os._exit(1)
-            if (
-                len([pid for pid in psutil.pids() if _session(pid) == os.getsid(0)])
-                > plan["processes"]
-            ):
-                end(f"it left more than {plan['processes']} processes")
-
-    answers = {part.name for asked in parts.values() for part in asked}
-    for i, cell in enumerate(plan["cells"]):
-        if (step := f"cell {i}") not in plan["skip"]:
-            try:
-                with bounded(step):
-                    error = _run(shell, cell, answers)
-            except Overtime as late:
-                error = late
-            if error is not None:
-                tell(cell=i, error=_text(error, plan["step"]))
+            with bounded(plan["step"]):
+                for seed in (*checks.PUBLIC, *checks.HIDDEN) if step in asked else ():
+                    values = [_value(p, shell.user_ns, seed, checks) for p in asked[step]]
+                    tell(step=step, values={seed: values})
+                if error := step in plan["cells"] and _run(shell, plan["cells"][step], answers):
+                    tell(step=step, error=error)
+        except Overtime:
+            tell(step=step, error=f"it ran longer than {plan['step']:g} s")
     with suppress(Exception):  # the notebook may have loaded its checks once more
-        tell(student=str(sys.modules["checks"].signed[0])[:200])
-    for question, asked in parts.items():
-        if question not in plan["skip"]:
-            slow = {"mistake": f"its answers took longer than {plan['step']:g} s"}
-            values = {seed: [slow] * len(asked) for seed in (*checks.PUBLIC, *checks.HIDDEN)}
-            with suppress(Overtime), bounded(question):
-                for seed in values:
-                    values[seed] = [_value(p, shell.user_ns, seed, checks) for p in asked]
-            tell(question=question, values=values)
+        tell(signed=str(sys.modules["checks"].signed[0])[:200])
     tell(done=True)
     os._exit(0)  # whatever threads are left
 
@@ -136,7 +88,7 @@ def bound(plan: dict[str, Any]) -> None:
         os.setgroups([])
         os.setresgid(*[plan["account"]] * 3)
         os.setresuid(*[plan["account"]] * 3)
-    memory, seconds = int(plan["memory"] * 2**30), max(1, int(plan["seconds"]))
+    memory, seconds = int(plan["memory"] * 2**30), int(plan["seconds"])
     bounds = {"CORE": 0, "FSIZE": FILE, "DATA": memory, "NPROC": plan["tasks"], "CPU": seconds}
     for name, most in bounds.items():
         with suppress(AttributeError, ValueError, OSError):  # not every system has all of them
@@ -144,28 +96,46 @@ def bound(plan: dict[str, Any]) -> None:
             resource.setrlimit(limit, (most, most + (name == "CPU")))  # a signal, then the end
 
 
-def _session(pid: int) -> int:
-    with suppress(OSError):
-        return os.getsid(pid)
-    return 0
+@contextmanager
+def bounded(seconds: float) -> Iterator[None]:
+    """End a step by ``Overtime`` when its time is up, and each second from then, a few times.
+
+    Time is the processor's, so that what else the machine does costs nobody points; what only waits
+    has several times as long.
+    """
+    late = itertools.count()
+
+    def stop(*_: Any) -> None:
+        if next(late) == GRACE:
+            os._exit(TOO_LONG)
+        raise Overtime
+
+    timers = {signal.ITIMER_PROF: 1, signal.ITIMER_REAL: PATIENCE}
+    signal.signal(signal.SIGPROF, stop)
+    signal.signal(signal.SIGALRM, stop)
+    for timer, times in timers.items():
+        signal.setitimer(timer, times * seconds, 1.0)
+    try:
+        yield
+    finally:
+        for timer in timers:
+            signal.setitimer(timer, 0.0)
+        if os.getpid() != FIRST:  # the step has forked this process
+            os._exit(1)
 
 
 def _shell() -> Any:
-    """IPython, for what a notebook may hold beside Python: %magic, !shell, await, display."""
+    """Return IPython, for what a notebook may hold beside Python: %magic, !shell, await."""
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
 
-    class Shell(InteractiveShell):
-        def enable_gui(self, gui: Any = None) -> None:
-            """There is no screen: %matplotlib has nothing to start."""
-
-        system = InteractiveShell.system_piped
-
     sys.path.insert(0, os.getcwd())
-    return Shell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    shell.enable_gui = lambda gui=None: None  # there is no screen
+    return shell
 
 
-def _run(shell: Any, cell: str, answers: set[str]) -> BaseException | None:
+def _run(shell: Any, cell: str, answers: set[str]) -> str:
     """Run a cell; return what it raised.
 
     Where an import fails that this environment does not have, for example ``google.colab``, in a
@@ -173,6 +143,8 @@ def _run(shell: Any, cell: str, answers: set[str]) -> BaseException | None:
     """
     result = shell.run_cell(cell)
     error = result.error_before_exec or result.error_in_exec
+    if isinstance(error, Overtime):
+        raise error
     body = ast.parse(shell.transform_cell(cell)).body if isinstance(error, ImportError) else []
     if answers.isdisjoint(getattr(each, "name", "") for each in body):
         for statement in body:
@@ -181,32 +153,22 @@ def _run(shell: Any, cell: str, answers: set[str]) -> BaseException | None:
                 if name is not None:
                     statement.names = [name]
                 shell.run_cell(ast.unparse(statement))
-    return error
+    return _text(error) if error else ""
 
 
 def _value(part: Any, names: dict[str, Any], seed: int, checks: Any) -> dict[str, Any]:
-    """What one answer gives, as nothing but numbers, or the mistake that it is."""
+    """Return what one answer gives, as nothing but numbers, or the mistake that it is."""
     try:
         value = part.ask(names.get(part.name), seed)
-        if isinstance(value, checks.Tensor):
-            value = value.as_subclass(checks.Tensor)
-            if value.numel() > LARGEST or value.is_complex():
-                kind = "complex tensor" if value.is_complex() else "tensor"
-                raise checks.Mistake(f"`{part.name}` gives a {kind} of {value.numel()} numbers.")
-        elif value is not None and type(value) not in (bool, int, float, str):
-            kind = type(value).__name__
-            raise checks.Mistake(f"`{part.name}` gives a {kind}: no number, no tensor.")
-        checks.frozen(value)
+        json.dumps(value, default=checks.Tensor.tolist)
         return {"value": value}
     except checks.Mistake as mistake:
         return {"mistake": str(mistake)}
     except (Exception, SystemExit) as error:
-        return {"mistake": f"`{part.name}` raised {_text(error, 0.0)}"}
+        return {"mistake": f"`{part.name}` raised {_text(error)}"}
 
 
-def _text(error: BaseException, seconds: float) -> str:
-    if isinstance(error, Overtime):
-        return f"it ran longer than {seconds:g} s"
+def _text(error: BaseException) -> str:
     return traceback.format_exception_only(error)[-1].strip()[:300]
 
 
