@@ -108,6 +108,21 @@ def test_pages_show_the_results_there_are(book):
     assert "all 2 1 0 0 0 0" in rows(book.html("book/scorecard"))
 
 
+def test_what_answers_a_bet_is_folded_with_its_answer(book):
+    """The text first, then what the hidden cell shows, then its code."""
+    texts = ("```{admonition} " + x + "\n```" for x in ("A bet\nUp?", "Answer\nNo, down."))
+    made = nbformat.reads(chapter("# Demo", *texts), as_version=4)
+    shows = {"outputs": [nbformat.v4.new_output("stream", text="-1")], "execution_count": 1}
+    cell = nbformat.v4.new_code_cell("print(-1)", metadata={"tags": ["hide-cell"]}, **shows)
+    made.cells.insert(2, cell)
+    book.write("notebooks/90_bet.ipynb", nbformat.writes(made))
+    assert book.build() == ""
+    before, _, folded = book.html("notebooks/90_bet").partition("dropdown answer")
+    places = [folded.index(x) for x in ("No, down.", "cell_output", "Show the code", "cell_input")]
+    assert places == sorted(places)
+    assert "cell_output" not in before
+
+
 def test_what_is_wrong_is_a_warning_where_it_stands(book):
     mistakes = {
         "{measured}`90.frist`": "Unknown claim '90.frist'. Did you mean '90.first'?",
