@@ -64,6 +64,7 @@
   }
 
   const percent = (value) => `${Math.round(100 * value)} %`.replace("-", "−");
+  const key = (channel, what) => `<span class="live-key"><svg viewBox="0 0 26 8" aria-hidden="true"><path class="live-edge live-${channel}" d="M0 4h26"/></svg> ${what}</span>`;
   const LEFT = 36, STEP = 62, RISE = 74, TOP = 22;
   function picture(m, said) {
     const layers = m.net.blocks.length, height = TOP + RISE * (layers + 1) + 24;
@@ -87,7 +88,7 @@
       return `<text class="live-node" x="${x}" y="${y + 4}" text-anchor="middle">${name === "embed" ? "tokens" : name}</text>`;
     }).join("");
     return `<svg viewBox="0 0 ${2 * LEFT + m.net.heads * STEP} ${height}" role="img" aria-label="${said}">${lines}${nodes}</svg>` +
-      `<p class="live-note">Layers from below upwards; 1.3 is head 3 of layer 1, counted from 0. Each line is an edge that is kept${m.kept.length > 160 ? " (160 of them)" : ""}: blue into queries, dashed into keys, dotted green into values, grey into MLPs and logits.</p>`;
+      `<p class="live-note">Everything flows upwards, from the tokens to the logits. 1.3 is head 3 of layer 1, counted from 0. Each line is an edge that is kept${m.kept.length > 160 ? " (160 of them are drawn)" : ""}, into ${key("a", "the queries of a head")}, ${key("b", "its keys")}, ${key("c", "its values")}, ${key("grey", "an MLP or the logits")}.</p>`;
   }
 
   Live.figure("edges", {
@@ -98,7 +99,7 @@
     bet: {
       asks: "The network has 479 edges. We keep the strongest ones and cut all others. How many must we keep, so that nine tenths of the copying are left?",
       choices: ["about 12", "about 30", "about 70"],
-      deed: "Now move “How many”.",
+      deed: "Now move “How many”, to 12, 30 and 70.",
       answer(s, m) {
         if (s.keep !== "strongest" || s.off || m.kept.length < 30) return null;
         return [1, `12 edges keep ${percent(m.keeps(12))} of the copying, 30 keep ${percent(m.keeps(30))}, and 70 keep ${percent(m.keeps(70))}.`];

@@ -4,7 +4,7 @@
   const LAYERS = 30, HEADS = 9, MORE = 30, NONE = "none", ONE = "one head";
   const LENSES = ["circuit", "anchors", "induction", "algorithm", "vector", "dual"];
   const DERIVED = ["match and read", "match only", "read only", "match, not vector", "vector, not match"];
-  const WAYS = ["resampled", "averaged", "zeroed"];
+  const WAYS = { resampled: "output in the other game", averaged: "mean over other functions", zeroed: "zero" };
   const key = (set) => set.replace(/,? /g, "-"); // as the state has it, without blanks
   const numbers = (text) => text.split(" ").map(Number);
   // Probability and margin (nats) of the n-th of the pairs that a text holds
@@ -44,7 +44,7 @@
       const cells = Array.from({ length: PART * HEADS }, (_, k) => head(from * HEADS + k)).join("");
       const layers = Array.from({ length: PART }, (_, k) => `<text x="${LEFT + STEP * k + 9}" y="${STEP * HEADS + 16}" text-anchor="middle">${from + k}</text>`).join("");
       const heads = Array.from({ length: HEADS }, (_, h) => `<text x="${LEFT - 4}" y="${STEP * h + 16}" text-anchor="end">${h}</text>`).join("");
-      const said = `Heads of layers ${from} to ${from + PART - 1}; removed are ${inside.map(named).join(", ") || (m.control ? "others of the same layers, not named" : "none")}.`;
+      const said = `Heads of layers ${from} to ${from + PART - 1}; replaced are ${inside.map(named).join(", ") || (m.control ? "others of the same layers, not named" : "none")}.`;
       return `<svg viewBox="0 0 ${LEFT + STEP * PART} ${STEP * HEADS + 20}" role="img" aria-label="${said}">${cells}${layers}${heads}</svg>`;
     });
     return `<div class="live-maps">${parts.join("")}</div>`;
@@ -75,15 +75,16 @@
     },
 
     bet: {
-      asks: "Seven heads match repeated text and look at the examples' answers. We replace their outputs by those on the other game's prompt (resampled), by their average over other games (averaged), or by zero (zeroed). In how many of these ways does “standing” become likelier than “stood”?",
+      asks: "Seven heads match repeated text and look at the examples' answers. We replace their outputs in three ways: by their outputs in the other game, by their mean over other functions, and by zero. In how many of the three ways does “standing” become likelier than “stood”?",
       choices: ["in none", "in one or two", "in all three"],
-      deed: "Now press “match and read”, then the three ways.",
+      deed: "Now press “match and read”, then all three replacements.",
       answer(s, m, memory) {
         if (!m.ours || s.set !== "match-and-read" || m.control) return null;
         memory[m.way] = m.found;
-        if (WAYS.some((way) => !memory[way])) return null;
-        const lost = WAYS.filter((way) => memory[way][1] < 0).length;
-        const list = (i, digits) => WAYS.map((way) => `${digits(memory[way][i])} ${way}`).join(", ");
+        const ways = Object.keys(WAYS);
+        if (ways.some((way) => !memory[way])) return null;
+        const lost = ways.filter((way) => memory[way][1] < 0).length;
+        const list = (i, digits) => ways.map((way) => `${digits(memory[way][i])} (${WAYS[way]})`).join(", ");
         return [lost ? (lost < 3 ? 1 : 2) : 0, `The lead of ${m.prompt.answers[0]} over ${m.prompt.answers[1]} is ${list(1, signed)}. Its probability falls from ${m.whole[0].toFixed(2)} to ${list(0, (p) => p.toFixed(2))}.`];
       },
     },
@@ -94,8 +95,8 @@
       const sets = ["match and read", "circuit", "anchors"], bare = state.way === "zeroed" || state.set === NONE;
       return [
         { kind: "radios", name: "set", label: "Take away the heads", options: [[NONE, "none"], ...sets.map(option)] },
-        ...(one ? [] : [{ kind: "radios", name: "way", label: "How they are removed", options: WAYS.map((way) => [way, way]) }]),
-        ...(one || bare ? [] : [{ kind: "radios", name: "whose", label: "Which are removed", options: [["marked", "these heads"], ["others", "a control: as many others of the same layers"]] }]),
+        ...(one ? [] : [{ kind: "radios", name: "way", label: "Replace their outputs by", options: Object.entries(WAYS) }]),
+        ...(one || bare ? [] : [{ kind: "radios", name: "whose", label: "Which are removed", options: [["marked", "these heads"], ["others", "control: as many others of the same layers"]] }]),
         { kind: "radios", more: true, name: "set", label: "Heads that another lens marks", options: LENSES.filter((name) => !sets.includes(name)).map(option) },
         { kind: "radios", more: true, name: "set", label: "Heads that match (induction), read (anchors), write (vector)", options: [...DERIVED.filter((name) => !sets.includes(name)).map(option), ...(ours ? [[key(ONE), "a single head"]] : [])] },
         ...(one ? [{ kind: "range", more: true, name: "head", label: "Head", min: 0, max: LAYERS * HEADS - 1, said: named }] : []),
@@ -105,29 +106,29 @@
 
     draw(state, [record]) {
       const m = measured(state, record), lines = m.prompt.text.split("\n").map((line) => Live.escaped(line.trim()));
-      const { way } = m, [p, margin] = m.found, [right, rival] = m.prompt.answers;
-      const said = `${m.count ? `${m.control ? "Control: " : ""}${m.many} ${way}` : "All heads are there"}: after “${m.prompt.text.trim().split("\n").pop().trim()}” ${right} has the probability ${p.toFixed(2)} and ${margin < 0 ? `${rival} leads it` : `leads ${rival}`} by ${Math.abs(margin).toFixed(1)} nats.`;
+      const way = WAYS[m.way], [p, margin] = m.found, [right, rival] = m.prompt.answers;
+      const said = `${m.count ? `${m.control ? "Control: " : ""}${m.many}, replaced by: ${way}` : "All heads are there"}: after “${m.prompt.text.trim().split("\n").pop().trim()}” ${right} has the probability ${p.toFixed(2)} and ${margin < 0 ? `${rival} leads it` : `leads ${rival}`} by ${Math.abs(margin).toFixed(1)} nats.`;
       const numbersNow = [
-        [m.control ? "control: heads removed" : "heads removed", m.count, m.control ? `others, ${way}` : m.count ? way : "of 270"],
+        [m.control ? "control: heads replaced" : "heads replaced", m.count, m.count ? `by: ${way}` : "of 270"],
         [`probability of ${Live.escaped(right)}`, p.toFixed(2), `all heads: ${m.whole[0].toFixed(2)}`],
         [`lead over ${Live.escaped(rival)}`, signed(margin), `nats; all heads: ${signed(m.whole[1])}`],
       ];
-      const removed = !m.count ? "" : m.control ? `Removed as a control: ${m.many}, of the same layers; the record does not name them. ` : `Removed: ${m.heads.map(named).join(", ")}. `;
+      const removed = !m.count ? "" : m.control ? `Replaced as a control: ${m.many}, of the same layers; the record does not name them. ` : `Replaced: ${m.heads.map(named).join(", ")}. `;
       const else_ = margin > 0 && p * (1 + Math.exp(-margin)) < 0.5 ? "Most of the probability is now with other words, which are not shown. " : "";
-      const note = m.ours ? "Colour: how far the lead moves when this head alone is averaged (darkest: 1.5 nats); touch one to see its effect. " : "";
+      const note = m.ours ? "Darker: without this head alone (by the mean), the lead changes more (darkest: 1.5 nats). Touch a head to see its effect. " : "";
       const view = `<div class="live-row-of"><div><p class="live-head">The prompt</p><pre tabindex="-1">${lines.join("\n")}</pre></div><div><p class="live-head">The answer</p>${bars(m, state)}</div></div>` +
         `<p class="live-head">Heads 0 to 8 (rows) of layers 0 to 29 (columns)</p>${map(m, record)}` +
-        `<p class="live-note">${removed}${else_}${note}Crosses: heads that are removed. These numbers were computed beforehand; the model does not run in this page.</p>`;
+        `<p class="live-note">${removed}${else_}${note}Crosses: heads whose outputs are replaced. These numbers were computed beforehand; the model does not run in this page.</p>`;
       return { numbers: numbersNow, view, said, ...m };
     },
 
     tasks: [
-      { text: "Which heads carry the answer? On the chapter's prompt, find a group of at most nine without which the rival leads (lead below 0). Try every way of removal.",
+      { text: "Which heads carry the answer? On the chapter's prompt, find a group of at most nine without which the rival leads (lead below 0). Try all three replacements.",
         seen: [(s, m) => m.ours && !m.control && m.count > 0 && m.count <= 9 && m.found[1] < 0],
-        found: (s, m) => `without ${m.many} (${m.set ?? named(s.head)}), ${m.way}, ${m.prompt.answers[1]} leads ${m.prompt.answers[0]} by ${signed(-m.found[1])} nats.` },
-      { text: "Keep that group and change the way: the answer leads again.",
+        found: (s, m) => `without ${m.many} (${m.set ?? named(s.head)}), replaced by ${WAYS[m.way]}, ${m.prompt.answers[1]} leads ${m.prompt.answers[0]} by ${signed(-m.found[1])} nats.` },
+      { text: "Keep that group and change the replacement: the answer leads again.",
         seen: [(s, m, last) => m.ours && !m.control && m.count > 0 && m.count <= 9 && m.found[1] > 0 && last?.state.set === s.set && last.state.way !== s.way && !last.drawn.control && last.drawn.found[1] < 0],
-        found: (s, m) => `the same heads, ${m.way}: ${m.prompt.answers[0]} leads by ${signed(m.found[1])} nats. Whether they carry the answer depends on what they write instead.` },
+        found: (s, m) => `the same heads, replaced by ${WAYS[m.way]}: ${m.prompt.answers[0]} leads by ${signed(m.found[1])} nats. Whether they carry the answer depends on what they write instead.` },
       { text: "Is it these heads, or any? Find a group without which the answer is lost (probability below 0.1), and whose control keeps it (above 0.5).",
         seen: [(s, m) => m.control && m.marked[0] < 0.1 && m.found[0] > 0.5],
         found: (s, m) => `without ${m.set} the answer has ${m.marked[0].toFixed(2)}, without as many others of the same layers ${m.found[0].toFixed(2)}.` },

@@ -292,13 +292,14 @@ const Live = (() => {
       for (const one of shown.values()) one.set(state);
     }
 
-    // A thing is seen once a change of the reader's own, not the address, has brought it about.
+    // A thing is seen once a change of the reader's own, not the address, has brought it about, and
+    // while its task stands there to be read.
     function judge(drawn) {
       if (!own) news.textContent = refused;
       else if (!fresh) news.textContent = "";
       for (const task of tasks) {
         const { size } = task.met, holds = task.seen.map((is) => is(state, drawn, last));
-        if (own) holds.forEach((is, i) => is && !task.holds[i] && task.met.add(i));
+        if (own && more.open) holds.forEach((is, i) => is && !task.holds[i] && task.met.add(i));
         task.holds = holds;
         if (task === fresh && !holds.some(Boolean)) [fresh, news.textContent] = [null, ""];
         if (task.met.size === size) continue;
