@@ -24,8 +24,8 @@ class Number(SphinxRole):
     """``{measured}`01.name```: the value with its spread, or one field of the result, with
     ``.field`` and ``@null``, ``@real`` or ``@paper`` if wanted; ``{verdict}`01.name```: the verdict
     likewise; ``{real}`01.name```: the value in the real language model; ``{published}`01.name```:
-    the source's figure. The field ``percent`` gives the value as "87 %", ``short`` with two digits,
-    ``difference`` what it has more than its null, with the interval.
+    the source's figure. The field ``percent`` gives the value as "87 %", ``short`` with two digits
+    (two decimals below 1), ``difference`` what it has more than its null, with the interval.
     """
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
@@ -58,8 +58,8 @@ class Number(SphinxRole):
         share = UNDEFINED if value is None else f"{100 * value:.0f} %"
         fields = vars(entry.result) | {"difference": entry.lead} | entry.result.detail
         fields["percent"] = share.replace("-", scorecard.MINUS)
-        digits = 2 if abs(value or 0) < 10 else 3
-        short = UNDEFINED if value is None else f"{value:.{digits}g}"
+        form = ".2f" if abs(value or 0) < 1 else ".2g" if abs(value or 0) < 10 else ".3g"
+        short = UNDEFINED if value is None else f"{value:{form}}"
         fields["short"] = short.replace("-", scorecard.MINUS)
         if field not in fields:
             raise unknown(f"field of {claim.id}", field, fields)
