@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, SupportsFloat
 
 import torch
+from IPython import get_ipython
+from matplotlib_inline.backend_inline import set_matplotlib_formats
 
 from . import cache, claims, models, presets, scorecard
 from .cache import Arguments, Value
@@ -214,10 +216,17 @@ def begin(
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
+    _draw_vectors()
     what = model or "the tier's own models"
     untrained = ", random weights" if weights == "random" else ""
     print(f"{chosen.column} tier, {what}{untrained}, seed {seed}, {where}")
     return Session(chosen, model, seed, where, weights)
+
+
+def _draw_vectors() -> None:
+    """Let a notebook keep its figures as SVG whose text is text, with nothing that varies."""
+    if get_ipython() is not None:
+        set_matplotlib_formats("svg", metadata={"Date": None})
 
 
 def _tiers_named_by(model: str) -> tuple[str, ...]:

@@ -84,8 +84,8 @@ def _outputs(cell):
             yield f"an error in the cell {_name(cell)}"
         if output.get("name") == "stderr":
             yield f"text on stderr in the cell {_name(cell)}"
-        if any(kind.startswith("image/") and kind != "image/png" for kind in kinds):
-            yield f"an image that is not PNG in the cell {_name(cell)}"
+        if any(kind.startswith("image/") and kind != "image/svg+xml" for kind in kinds):
+            yield f"an image that is not SVG in the cell {_name(cell)}"
         if any(kind.startswith("image/") for kind in kinds) and len(alt.split()) < 5:
             yield f"no alt text, or too short, for the image of the cell {_name(cell)}"
         if is_checked and kinds & {"text/html", "application/javascript"}:

@@ -6,7 +6,6 @@ models have not changed since its last good run is not run again. One that fails
 
 import argparse
 import ast
-import base64
 import hashlib
 import json
 import logging
@@ -16,7 +15,6 @@ import re
 import sys
 import time
 import traceback
-from io import BytesIO
 from pathlib import Path
 
 import nbformat
@@ -26,7 +24,6 @@ import yaml
 from joblib import Parallel, delayed, parallel_config
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from papermill.exceptions import PapermillExecutionError
-from PIL import Image
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -149,7 +146,6 @@ def execute(notebook: Path, out: Path, changed: dict, print_of: str) -> tuple[Pa
             on_cell_execute=begin, on_cell_executed=lambda **_: bar.update(),
             extra_arguments=["--IPKernelApp.log_level=40"],
         )  # fmt: skip
-        lighten(out)
     except PapermillExecutionError as stop:
         error = f"cell [{stop.exec_count}]: {stop.ename}: {stop.evalue}"
     except (CellTimeoutError, DeadKernelError, RuntimeError) as stop:
@@ -162,17 +158,6 @@ def execute(notebook: Path, out: Path, changed: dict, print_of: str) -> tuple[Pa
     record = {"inputs": print_of, "seconds": seconds, "error": error, "machine": machine()}
     out.with_suffix(".json").write_text(json.dumps(record, indent=1))
     return out, seconds, error
-
-
-def lighten(notebook: Path) -> None:
-    """Store the figures of a notebook in 256 colours: a quarter of their size, not told apart."""
-    page = nbformat.read(notebook, 4)
-    for output in (output for cell in page.cells for output in cell.get("outputs", [])):
-        if "image/png" in (data := output.get("data", {})):
-            whole, small = Image.open(BytesIO(base64.b64decode(data["image/png"]))), BytesIO()
-            whole.convert("RGBA").quantize(256).save(small, "PNG", optimize=True)
-            data["image/png"] = base64.b64encode(small.getvalue()).decode()
-    nbformat.write(page, notebook)
 
 
 def fingerprint(notebook: Path, out: Path, changed: dict) -> str:

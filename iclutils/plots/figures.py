@@ -51,6 +51,9 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.titlesize": 10,
     "legend.frameon": False,
+    "mathtext.fontset": "dejavusans",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "iclutils",
 }
 
 

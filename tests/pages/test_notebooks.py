@@ -65,7 +65,9 @@ def test_a_chapter_is_a_story_and_a_drawer(path):
     text = "".join(source(c) + "\n" for c in read_json(path)["cells"] if "exercise" not in tags(c))
     after = text.partition(f"({path.stem[:2]}-drawer)=")[2].partition("\n## ")[2]
     assert "book.check(" not in after.partition("\n## ")[2], "what is judged stands in the drawer"
-    pictures = [o for c in cells for o in c.get("outputs", []) if "image/png" in o.get("data", {})]
+    pictures = [
+        o for c in cells for o in c.get("outputs", []) if "image/svg+xml" in o.get("data", {})
+    ]
     assert len(pictures) <= 5
 
 
@@ -98,7 +100,7 @@ def test_every_fault_is_found():
     """Of one notebook that breaks every rule."""
     path = ROOT / "notebooks/04_gradient_step.ipynb"
     broken = read_json(path)
-    drawing = [c for c in code(broken) if "image/png" in str(c["outputs"])]
+    drawing = [c for c in code(broken) if "image/svg+xml" in str(c["outputs"])]
     judging = [c for c in code(broken) if "book.check(" in source(c)]
     code(broken)[1]["source"] = "import iclutils"
     drawing[0]["metadata"] = {"tags": ["remove-cell"]}
