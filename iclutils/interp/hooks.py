@@ -79,7 +79,7 @@ def logits_under(
     """
     firsts = [_layers(name for name, _ in hooks)[0] if hooks else 0 for hooks in ways]
     names = {layer: get_act_name("resid_pre", layer) for layer in set(firsts)}
-    _, seen = run_with_hooks(model, tokens, [], names.values(), max(firsts, default=0) + 1)
+    seen = activations(model, tokens, [*names.values()])
     last = [] if at is None else [at_positions(at)]
     for layer, hooks in zip(firsts, ways, strict=True):
         yield run_from(model, layer, tokens, seen[names[layer]], [*hooks, *last])[0]
@@ -248,7 +248,13 @@ def replacements(
 def activations(
     model: TransformerBridge, tokens: Tokens, names: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Read the named activations in a run that goes no further than they are."""
+    """Read the named activations in a run that goes no further than they are, and in which equal
+    rows are one."""
     if not names:
         return {}
-    return run_with_hooks(model, tokens, [], names, _layers(names)[1] + 1)[1]
+    stop = _layers(names)[1] + 1
+    rows, which = tokens.unique(dim=0, return_inverse=True)
+    if len(rows) == len(tokens):
+        return run_with_hooks(model, tokens, [], names, stop)[1]
+    seen = run_with_hooks(model, rows, [], names, stop)[1]
+    return {name: value[which] for name, value in seen.items()}
