@@ -134,8 +134,8 @@ def mistaken(truth: Callable[..., Any], mistake: Any) -> Any:
     text replaced, ``"old -> new"``."""
     if not isinstance(mistake, str):
         return mistake
-    names = dict(truth.__globals__)
-    exec(inspect.getsource(truth).replace(*mistake.split(" -> ")), names)
+    names, (old, new) = dict(truth.__globals__), mistake.split(" -> ")
+    exec(inspect.getsource(truth).replace(old, new), names)
     return names[truth.__name__]
 
 
@@ -194,8 +194,8 @@ def mentioned(answer: Callable[..., Any]) -> Iterator[str]:
         codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
         for name in code.co_names:  # also of an import inside the function
             value = known.get(name)
-            module = isinstance(value, types.ModuleType)
-            yield f"{value.__name__ if module else getattr(value, '__module__', '')}."
+            of = "__name__" if isinstance(value, types.ModuleType) else "__module__"
+            yield f"{getattr(value, of, '')}."
             yield f"{name}."
             helper = getattr(value, "__code__", None)
             if getattr(value, "__globals__", None) is known and helper not in codes:

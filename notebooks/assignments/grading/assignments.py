@@ -83,7 +83,7 @@ def _made(master: Path, folder: Path) -> Assignment:
             shutil.rmtree(folder, ignore_errors=True)
             for source, part in (
                 (out / "student" / master.name, f"student/{master.name}"),
-                (*(out / "autograder").glob("*.zip"), f"autograder/{name}.zip"),
+                (next((out / "autograder").glob("*.zip")), f"autograder/{name}.zip"),
                 (out / "autograder" / master.name, f"instructor/{master.name}"),
             ):
                 (folder / part).parent.mkdir(parents=True)

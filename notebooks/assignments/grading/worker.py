@@ -130,7 +130,7 @@ def _shell() -> Any:
     from traitlets.config import Config
 
     sys.path.insert(0, os.getcwd())
-    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    shell: Any = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     shell.enable_gui = lambda gui=None: None  # there is no screen
     return shell
 
