@@ -3,7 +3,8 @@
 A student who pastes a line gives its names the homework's own. So every run of statements of a
 cell (or of a function in it, or of a solution) is tried with each choice of the inputs for the
 names that it reads. Runs that begin alike are a tree: a statement that fails for some inputs ends
-all runs that begin with it, and what it computes is computed once.
+all runs that begin with it, and what it computes is computed once. One that has taken too long
+three times is not tried with other inputs.
 """
 
 import ast
@@ -13,6 +14,7 @@ import itertools
 import signal
 import symtable
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -189,7 +191,7 @@ def answers(homework: str, part: checks.Part, notebook: Path) -> set[str]:
     """Return the lines of a chapter that answer one part."""
     truth, calls = part.truth, list[tuple[Any, ...]]()
     part.call(lambda *inputs: calls.append(inputs) or truth(*inputs), 0)
-    inputs, found, begun, slow = calls[0], set[str](), time.process_time(), set[str]()
+    inputs, found, begun, slow = calls[0], set[str](), time.process_time(), Counter[str]()
     has, right = [{*dir(each)} for each in inputs], sizes(truth(*inputs))
     seconds = max(SECONDS, 2 * (time.process_time() - begun))
     space = {"__builtins__": vars(builtins) | known(notebook)}
@@ -201,7 +203,7 @@ def answers(homework: str, part: checks.Part, notebook: Path) -> set[str]:
             free = [name for name in each.reads if name not in names]
             fit = [[i for i, its in enumerate(has) if each.reads[name] <= its] for name in free]
             for own in itertools.product(*fit):
-                if len({*own, *of.values()}) == len(own) + len(of) and each.text not in slow:
+                if len({*own, *of.values()}) == len(own) + len(of) and slow[each.text] < 3:
                     go([*before, each], names, of | dict(zip(free, own, strict=True)))
 
     def go(run: list[Step], names: Names, of: dict[str, int]) -> None:
@@ -211,8 +213,8 @@ def answers(homework: str, part: checks.Part, notebook: Path) -> set[str]:
             with within(seconds):
                 exec(last.code, after)
         except Exception as error:
-            if isinstance(error, TimeoutError):  # so it is with other inputs
-                slow.add(last.text)
+            if isinstance(error, TimeoutError):  # so it is with most inputs
+                slow[last.text] += 1
             return
         walk(run, last.then, after, of)
         if "_answer" in after and sizes(after["_answer"]) == right and passes(run, of):
