@@ -39,11 +39,11 @@
     first: { rate: 2, at: 0 },
     needs: () => ["lsa-1"],
     bet: {
-      asks: "We train a layer of linear attention on the same task. Where does its loss end, compared with the best step of gradient descent?",
-      choices: ["above it", "at the same loss", "below it"],
-      deed: "Now move “The layer” to the end of its training.",
+      asks: "The square is the layer before its training. Which way does it take while it is trained?",
+      choices: ["down along the curve", "far above the curve, and onto it only at the end", "below the curve"],
+      deed: "Now move “The layer” to the end of its training, point by point.",
       answer: (s, m) => (Number(s.at) === 9
-        ? [1, `After training the layer has loss ${m.last.loss.toFixed(3)}, and the best step ${m.best.toFixed(3)}. The layer acts like a step of rate ${rounded(m.last.rate)}; the best rate is ${BEST.toFixed(1)}.`] : null),
+        ? [0, `At all ten points that you can choose, its loss is at most ${m.above.toFixed(2)} above the curve: all the time, it does about as well as a step. It ends at loss ${m.last.loss.toFixed(3)} and acts like rate ${rounded(m.last.rate)}; the best step has ${m.best.toFixed(3)}, at rate ${BEST.toFixed(1)}.`] : null),
     },
     fields: () => [
       { kind: "range", name: "at", label: "The layer: how long it has trained", min: 0, max: 9, said: (i) => `${["0", "10", "30", "100", "200", "300", "500", "1000", "2000", "3000"][i]} training steps` },
@@ -61,13 +61,14 @@
         `<path class="live-axis" d="M${left} ${top}v${height}h${width}"/>${ticks}<text x="${left + width / 2}" y="${top + height + 36}" text-anchor="middle">rate η of the step</text><text x="${left + 6}" y="${top + 12}">loss</text>` +
         `<path class="live-line live-a" d="${curve}"/><path class="live-axis" stroke-dasharray="3 3" d="M${x(BEST)} ${top}v${height}"/><text x="${x(BEST) + 5}" y="${top + 12}">best rate ${BEST.toFixed(2)}</text>${trail}` +
         `<circle class="live-a" cx="${x(state.rate)}" cy="${y(mine)}" r="7"/><rect class="live-b" x="${(x(layer.rate) - 6).toFixed(1)}" y="${(y(layer.loss) - 6).toFixed(1)}" width="12" height="12"/></svg>` +
-        `<p class="live-note">Line: half the mean squared error of one step from 0, in closed form. Disc: your step. Square: the layer. Its place from left to right is the average of the rates in its weights, its height the loss on ${CONTEXTS} prompts. Grey: the layer earlier in training.</p>`;
+        `<p class="live-note">Line: the loss of one step from 0 (half the mean squared error). Disc: your step. Square: the layer. Left to right: the rate of the step that its weights stand for. Up: its loss on ${CONTEXTS} prompts. Grey: the layer earlier in training.</p>`;
       const numbers = [
         ["your step", mine.toFixed(3), `η = ${Number(state.rate).toFixed(1)}`],
         ["the layer", layer.loss.toFixed(3), `acts like η = ${rounded(layer.rate)}`],
         ["the best step", lossOf(BEST).toFixed(3), `η = ${BEST.toFixed(1)}`],
       ];
-      return { numbers, view, said, mine, layer, last, best: lossOf(BEST) };
+      const above = Math.max(...nets.map((net) => placed(net).loss - lossOf(placed(net).rate)));
+      return { numbers, view, said, mine, layer, last, above, best: lossOf(BEST) };
     },
 
     tasks: [
