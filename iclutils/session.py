@@ -200,7 +200,7 @@ def begin(
         >>> book = iclutils.begin("mini", seed=3, device="cpu")
         mini tier, the tier's own models, seed 3, cpu
         >>> book.tier.name, book.models("01")[0]
-        ('mini', 'induction-0')
+        ('mini', 'induction-3')
     """
     chosen = presets.get(tier)
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
