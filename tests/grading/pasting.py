@@ -84,7 +84,10 @@ def loads(statement: ast.stmt) -> set[str]:
                 if s.is_referenced() and (top or s.is_global())}  # fmt: skip
         return read.union(*(of(child, False) for child in table.get_children()))
 
-    return of(symtable.symtable(ast.unparse(statement), "lines", "exec"), True)
+    inside = [n.target for n in ast.walk(statement) if isinstance(n, ast.comprehension)]
+    bound = {n.id for target in inside for n in ast.walk(target) if isinstance(n, ast.Name)}
+    read = of(symtable.symtable(ast.unparse(statement), "lines", "exec"), True)
+    return read - bound  # from Python 3.12 on, a comprehension's names are among those around it
 
 
 def stores(statement: ast.stmt) -> set[str]:
