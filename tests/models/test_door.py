@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,22 @@ def test_a_state_of_a_folder_and_its_sentence(what, tmp_path):
     with pytest.raises(IclError, match=message) as caught:
         models.load(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_sees_is_refused_and_nothing_is_installed(tmp_path, monkeypatch):
+    """TransformerLens calls pip for torchvision, which can bring another torch."""
+    called = []
+    monkeypatch.setattr(subprocess, "check_call", called.append)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    sizes |= {"intermediate_size": 48}
+    words = sizes | {"vocab_size": 60, "num_key_value_heads": 2, "head_dim": 8}
+    images = sizes | {"image_size": 32, "patch_size": 16}
+    both = {"text_config": words, "vision_config": images}
+    settings = hf.Gemma3Config(**both, mm_tokens_per_image=4, image_token_index=59)
+    hf.Gemma3ForConditionalGeneration(settings).save_pretrained(tmp_path)
+    with pytest.raises(IclError, match=r"\(gemma3\) reads more than text"):
+        models.load(tmp_path)
+    assert not called
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])

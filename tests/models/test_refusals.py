@@ -1,5 +1,6 @@
 """What this room refuses: wrong names and sizes, and models that a lens cannot read."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,7 +9,7 @@ from random_layers import seeded
 from tiny import save_grouped, tokens
 
 from iclutils import IclError, models
-from iclutils.chapters.label_anchors import saliency
+from iclutils.chapters.label_anchors import confusion, saliency
 from iclutils.interp import at_query, hooks, kv_cache, weights
 from iclutils.models import regressors
 from iclutils.tasks import topics
@@ -49,6 +50,8 @@ def test_wrong_names_and_sizes_say_what_to_do(call, message, tmp_path, monkeypat
 
 
 WINDOW = {"sliding_window": 8, "vocab_size": topics.VOCAB, "max_position_embeddings": 256}
+ASKED = topics.sample(1, seeded(0), classes=2)
+ASKED = replace(ASKED, tokens=ASKED.tokens % 59, label_words=ASKED.label_words % 59)
 TOKENS = torch.randint(1, 59, (2, 11), generator=seeded(0))
 
 
@@ -63,6 +66,11 @@ TOKENS = torch.randint(1, 59, (2, 11), generator=seeded(0))
         ("GPT-J", lambda m: hooks.cut_attention(m, {}), "only after using it"),
         ("GPT-Neo", lambda m: kv_cache.keys_values(m, TOKENS), "sliding window"),
         ("Qwen-3.5, full", lambda m: at_query.read(m, TOKENS), "4 heads have 8 queries .gates"),
+        (
+            "Qwen-3.5, full",
+            lambda m: confusion.queries_and_keys(m, ASKED),
+            "by keys of label words: its 4 heads have 8 queries",
+        ),
         (
             partial(save_grouped, kind="mistral", **WINDOW),
             lambda m: saliency.saliency(m, topics.sample(2, seeded(0), classes=2)),
