@@ -25,6 +25,7 @@ from ..files import check_sums, sha256, write_sums
 from ..progress import say
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
 NAME = "smollm2"
@@ -157,12 +158,18 @@ def round_again(network: PreTrainedModel, kind: str = "Q4_1") -> None:
     levels, from the least to the largest. In the same blocks that changes nothing, so here they
     begin 16 entries later: the step is as large as the first. The embedding (eight bits) stays.
     """
+    import torch
+
+    for part in network.modules():
+        if isinstance(part, torch.nn.Linear) and part is not network.get_output_embeddings():
+            later = part.weight.detach().roll(-16, -1)
+            part.weight.copy_(round_matrix(later, kind).roll(16, -1))
+
+
+def round_matrix(matrix: Tensor, kind: str) -> Tensor:
+    """Round a matrix (out, in) to a format of llama.cpp, such as Q4_0, and read it again."""
     import gguf
     import torch
 
     levels = gguf.GGMLQuantizationType[kind]
-    for part in network.modules():
-        if isinstance(part, torch.nn.Linear) and part is not network.get_output_embeddings():
-            later = part.weight.detach().roll(-16, -1).numpy()
-            rounded = gguf.dequantize(gguf.quantize(later, levels), levels)
-            part.weight.copy_(torch.from_numpy(rounded).roll(16, -1))
+    return torch.from_numpy(gguf.dequantize(gguf.quantize(matrix.numpy(), levels), levels))
