@@ -44,8 +44,9 @@ help:  ## list these commands
 setup: $(READY)  ## make .venv, install everything into it, fetch SmolLM2 (93 MB)
 
 book: $(READY)  ## run the chapters that changed, build the pages of what ran, compare the numbers
-	@status=0; $(BIN)/python tools/run.py || status=1; $(BIN)/python tools/build.py || status=1; \
-	  $(BIN)/python -m pytest tests/test_numbers.py -q -p no:cacheprovider || status=1; exit $$status
+	@status=0; $(BIN)/python tools/run.py || status=1; \
+	  $(BIN)/python -m pytest tests/test_numbers.py -q -p no:cacheprovider --noconftest & numbers=$$!; \
+	  $(BIN)/python tools/build.py || status=1; wait $$numbers || status=1; exit $$status
 
 test: $(READY)  ## style, types, tests, each notebook against its outputs (nbval), its numbers, the pages
 	@$(STYLE)
