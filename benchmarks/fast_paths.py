@@ -28,7 +28,7 @@ from iclutils.interp.graph import all_heads
 from iclutils.interp.hooks import run_with_hooks
 from iclutils.interp.invariants import blocks
 from iclutils.interp.readout import log_prob
-from iclutils.models import get_act_name, load
+from iclutils.models import get_act_name, load, logits
 from iclutils.tasks import topics
 from iclutils.tasks.prompts import class_logits
 from iclutils.tasks.repeated import repeated_tokens
@@ -81,7 +81,7 @@ def heads():
     task = CleanCorrupt(tokens, tokens, entries[None], tokens[:, entries + 1])
 
     def hooked():
-        without = []
+        without, whole = [], log_prob(logits(model, tokens), tokens)[0, entries].mean()
         for node in all_heads(model):
 
             def drop(z, hook, head=node.head):
@@ -89,7 +89,7 @@ def heads():
 
             scores, _ = run_with_hooks(model, tokens, [(get_act_name("z", node.layer), drop)])
             without.append(log_prob(scores, tokens)[0, entries].mean())
-        return torch.stack(without)
+        return whole - torch.stack(without)
 
     def swept():
         return patching.ablate(model, task, [[node] for node in all_heads(model)], "zero")[:, 0]

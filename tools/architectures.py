@@ -29,10 +29,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from iclutils import IclError, models
-from iclutils.chapters.attention_circuits.interactions import direct_logits
 from iclutils.chapters.contrastive_kernel import ablation, heads
 from iclutils.chapters.label_anchors import isolation, saliency
 from iclutils.interp import at_query, circuit, graph, head_scores, hooks
+from iclutils.interp.attribution import direct_logits
 from iclutils.interp.clean_corrupt import CleanCorrupt
 from iclutils.models import TransformerBridge
 from iclutils.tasks.prompts import Prompts, Role
@@ -404,7 +404,7 @@ def learned(case: Case) -> float:
 
 def direct_effects(case: Case) -> float:
     """Compare what every head adds directly to the answer's logit."""
-    every = graph.of(case.model).writers
+    every = graph.model_graph(case.model).writers
     own = torch.tensor([node.kind == "head" for node in every])
     ours = direct_logits(case.model, case.task)[own]
     return gap(ours, case.alone.direct(case.tokens, case.task.answer))
@@ -413,7 +413,7 @@ def direct_effects(case: Case) -> float:
 def edges(case: Case, kinds: str) -> float:
     """Compare log p of the answer when what a head and the first MLP write reaches the heads of the
     second layer (``qkv``) or its MLP (``mlp_in``) corrupt, or what the head writes the logits."""
-    task, nodes = case.task, graph.of(case.model)
+    task, nodes = case.task, graph.model_graph(case.model)
     readers = [v for v in nodes.readers if v.kind in kinds and v.layer in (-1, 1)]
     writers = [graph.head(*HEAD_IN), graph.Node("mlp", 0)][: 1 if kinds == "logits" else 2]
     kept = nodes.exists & ~nodes.mask((u, v) for u in writers for v in readers)

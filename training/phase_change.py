@@ -8,11 +8,9 @@ layer 0 found from one input of layer 1, from the first step on. The curves alon
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -144,12 +142,3 @@ def curves() -> dict[str, dict[int, dict[str, list[Any]]]]:
     rows = map(json.loads, STORED.read_text(encoding="utf-8").splitlines())
     stored = {row.pop("name"): row for row in rows}
     return {v: {n: stored[f"phase-{v}-{n}"] for n in zoo.HELD_OUT} for v in VARIANTS}
-
-
-def change_step(curve: Mapping[str, Sequence[Any]], level: float = 0.5) -> float:
-    """Find the step at which accuracy first reaches a level, between logged ones; inf if never."""
-    points = list(zip(curve["step"], curve["accuracy"], strict=True))
-    for (start, low), (end, high) in pairwise([(0.0, 0.0), *points]):
-        if high >= level:
-            return start + (end - start) * (level - low) / (high - low)
-    return math.inf

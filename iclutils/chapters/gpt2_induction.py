@@ -16,7 +16,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from ..errors import IclError
-from ..interp.graph import all_heads, component_outputs
+from ..interp.attribution import direct_logits
+from ..interp.clean_corrupt import CleanCorrupt
+from ..interp.graph import model_graph
 from ..interp.head_scores import LABEL, prefix_matching, score_heads, strongest, top_heads
 from ..interp.hooks import (
     Head,
@@ -27,8 +29,7 @@ from ..interp.hooks import (
     logits_under,
     run_with_hooks,
 )
-from ..interp.invariants import toward
-from ..interp.patching import patch_key_input
+from ..interp.patching import key_patterns
 from ..interp.readout import check_prompts, log_prob, with_answers, writes
 from ..models import TransformerBridge, get_act_name
 from ..progress import bar
@@ -136,9 +137,9 @@ def effect_of_cuts(
     sets = [[circuit.previous], *controls]
     hooks = ablate_sets(model, batch.tokens, sets, "mean", other.tokens)
     without, *others = map(matching, bar(hooks, "sets of heads"))
-    edge = [circuit.previous], circuit.induction
-    patched = patch_key_input(model, batch.tokens, *edge, other.tokens)  # (batch, dest, src)
-    without_path = prefix_matching(patched, batch.length)
+    edge = [[circuit.previous]], circuit.induction
+    patched = key_patterns(model, batch.tokens, other.tokens, *edge)  # (1, batch, dest, src)
+    without_path = prefix_matching(patched[0], batch.length)
     without_others = torch.cat([without[None][:0], *(x[None] for x in others)])
     return Cuts(matching([]), without, without_path, without_others)
 
@@ -148,9 +149,8 @@ def second_copy(
 ) -> list[dict[str, Float[Tensor, "batch"]]]:
     """Measure each clean second copy under each list of hooks: loss (nats), logit of the right
     token, and accuracy. On text, use ``losses_without``."""
-    entries = torch.arange(*batch.clean_half.indices(batch.tokens.shape[1]))
-    at = entries.to(batch.tokens.device).expand(len(batch.tokens), -1)  # (batch, entry)
-    truth = batch.tokens.gather(1, at + 1)[..., None]  # (batch, entry, 1)
+    task = _clean_half(batch)
+    truth = task.answer[..., None]  # (batch, entry, 1)
 
     def measured(scores: Tensor) -> dict[str, Tensor]:
         logit = scores.gather(-1, truth)[..., 0]  # (batch, entry)
@@ -158,7 +158,7 @@ def second_copy(
         measures = {"loss": scores.logsumexp(-1) - logit, "logit": logit, "accuracy": right}
         return {name: values.mean(1) for name, values in measures.items()}
 
-    return [measured(scores) for scores in logits_under(model, batch.tokens, ways, at)]
+    return [measured(scores) for scores in logits_under(model, batch.tokens, ways, task.at)]
 
 
 def direct_effects(
@@ -166,15 +166,16 @@ def direct_effects(
 ) -> Float[Tensor, "batch layer head"]:
     """Measure what each head adds to the right token's logit, above its mean over the vocabulary,
     on the clean second copy. Norms keep the scale of the run, so that parts add up to the logit."""
-    half, last = batch.clean_half, get_act_name("resid_post", model.cfg.n_layers - 1)
-    with torch.no_grad():
-        _, seen = run_with_hooks(model, batch.tokens, [], [last])
-        outputs = component_outputs(model, batch.tokens, all_heads(model))  # (batch, pos, d_model)
-        columns = (model.W_U - model.W_U.mean(1, keepdim=True)).T  # (vocab, d_model)
-        columns = columns[batch.tokens[:, 1:][:, half]]  # (batch, entry, d_model)
-        reads = toward(model, seen[last][:, half], columns)
-        added = [(w[:, half] * reads).sum(-1).mean(1) for w in outputs.values()]
-    return torch.stack(added, 1).unflatten(1, (model.cfg.n_layers, -1))
+    heads = [node.kind == "head" for node in model_graph(model).writers]
+    by_head = direct_logits(model, _clean_half(batch))[heads]
+    return by_head.T.unflatten(1, (model.cfg.n_layers, -1))
+
+
+def _clean_half(batch: RepeatedTokens) -> CleanCorrupt:
+    """Return the task to predict each clean second copy; nothing is corrupt."""
+    entries = torch.arange(*batch.clean_half.indices(batch.tokens.shape[1]))
+    at = entries.to(batch.tokens.device).expand(len(batch.tokens), -1)  # (batch, entry)
+    return CleanCorrupt(batch.tokens, batch.tokens, at, batch.tokens.gather(1, at + 1))
 
 
 def shapley_values(
@@ -222,12 +223,11 @@ def answers_without(
     return torch.stack([writes(s, questions.whole) for s in logits_under(model, tokens, ways, at)])
 
 
-def step_reaching(steps: Sequence[int], values: Sequence[float], share: float) -> float:
-    """Return the step at which a share of the final value is first reached, interpolated between
-    checkpoints; NaN where the first checkpoint has it already, or none has."""
-    goal = share * values[-1]
-    i = next((i for i, value in enumerate(values) if value >= goal), 0)
-    if i == 0:
-        return math.nan
-    within = (goal - values[i - 1]) / (values[i] - values[i - 1])
+def step_reaching(steps: Sequence[int], values: Sequence[float], level: float) -> float:
+    """Return the step at which values first reach a level, interpolated between checkpoints;
+    infinity where none does, NaN where the first one does already."""
+    i = next((i for i, value in enumerate(values) if value >= level), -1)
+    if i < 1:
+        return math.nan if i == 0 else math.inf
+    within = (level - values[i - 1]) / (values[i] - values[i - 1])
     return steps[i - 1] + within * (steps[i] - steps[i - 1])

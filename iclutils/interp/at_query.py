@@ -81,13 +81,13 @@ class AtQuery:
             )
         return demonstrations & self.seen
 
-    def as_read_again(self, mask: Bool[Tensor, "batch pos"]) -> Bool[Tensor, "batch mem"]:
-        """Order a mask as ``again`` has its keys: those before the last query, then its own."""
+    def in_reread_order(self, mask: Bool[Tensor, "batch pos"]) -> Bool[Tensor, "batch mem"]:
+        """Order a mask as ``reread`` has its keys: those before the last query, then its own."""
         own = mask.gather(1, self.at[:, None])
         before = torch.arange(int(self.at.max()), device=self.at.device) < self.at[:, None]
         return torch.cat([mask[:, : before.shape[1]] & before, own], 1)
 
-    def again(self, hooks: Sequence[Hook] = ()) -> Float[Tensor, "batch vocab"]:
+    def reread(self, hooks: Sequence[Hook] = ()) -> Float[Tensor, "batch vocab"]:
         """Return logits when the query alone is read again, under hooks, on these keys, values."""
         memory = int(self.at.max())
         past = torch.arange(memory, device=self.at.device) < self.at[:, None]
@@ -125,9 +125,9 @@ def read(model: TransformerBridge, tokens: Tokens, at: Place = None) -> AtQuery:
     watch: list[Any] = [
         (name, lambda value, hook, name=name: found.update({name: value})) for name in names
     ]
-    logits = query.again(watch)
+    logits = query.reread(watch)
     query = replace(query, logits=logits)
-    seen = query.as_read_again(query.seen)
+    seen = query.in_reread_order(query.seen)
     check_queries(model, found[get_act_name("q", 0)], "dual models of heads")
     for layer, (q, key, _, _) in enumerate(read_heads(query)):
         ours = scores(q[:, :, None], key)[:, :, 0]

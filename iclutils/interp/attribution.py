@@ -1,8 +1,11 @@
-"""Edge attribution patching: the effects of all edges at once, estimated from one backward pass.
+"""Attribution: the effects of all parts at once, from one pass and without a patch.
+
+``edge_attribution`` and ``node_attribution`` estimate what ``patching`` measures, from gradients;
+``direct_logits`` reads what each part adds to the answer's logit itself.
 
 A prediction that is nearly certain has next to no gradient, and the estimate is poor; gradients
-averaged over runs on the way from the corrupt one see more. ``patching`` measures.
-Sources: Nanda 2023; Syed et al. 2023; Hanna et al. 2024 (averaged).
+averaged over runs on the way from the corrupt one see more. Sources: Nanda 2023; Syed et al. 2023;
+Hanna et al. 2024 (averaged); Elhage et al. 2021 (direct).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..errors import IclError
-from ..models import TransformerBridge, cached, check_tokens
+from ..models import TransformerBridge, cached, check_tokens, get_act_name
 from ..progress import bar
 from .clean_corrupt import CleanCorrupt
 from .graph import (
@@ -22,11 +25,13 @@ from .graph import (
     Graph,
     Node,
     change_of_writes,
-    of,
+    component_output,
+    model_graph,
     output_hook,
     shift_inputs,
 )
 from .hooks import Hook, at_positions
+from .invariants import toward
 
 ROWS = 16_384  # rows of d_model held at once: (sequence, reader, position)
 
@@ -43,7 +48,7 @@ def edge_attribution(
     if steps < 1:
         raise IclError(f"steps must be at least 1; got {steps}.")
     check_tokens(model, task.clean)
-    graph, size = of(model), task.clean.shape[1]
+    graph, size = model_graph(model), task.clean.shape[1]
     names = set(map(output_hook, graph.writers))
     out = torch.zeros(*graph.exists.shape, len(task), device=task.clean.device)
     chunks = torch.arange(len(task)).split(max(1, ROWS // (size * len(graph.readers))))
@@ -110,7 +115,7 @@ def node_attribution(
     order of the graph's writers: the gradient at its output times its change, from one backward
     pass, or averaged over ``steps`` as in ``edge_attribution``."""
     check_tokens(model, task.clean)
-    embed, *nodes = of(model).writers
+    embed, *nodes = model_graph(model).writers
     begin, names = output_hook(embed), list(dict.fromkeys(map(output_hook, nodes)))
     (_, clean), (_, corrupt) = (
         cached(model, tokens, [begin, *names]) for tokens in (task.clean, task.corrupt)
@@ -128,3 +133,26 @@ def node_attribution(
             slopes[name] += slope / steps
     lost = (slopes[name] * (clean[name] - corrupt[name]) for name in names)
     return torch.cat([x.sum((1, 3)).T if x.ndim == 4 else x.sum((1, 2))[None] for x in lost])
+
+
+def direct_logits(model: TransformerBridge, task: CleanCorrupt) -> Float[Tensor, "writer batch"]:
+    """Return the direct effect of each writer on the right answer's logit over the mean of all (or
+    ``choices``), mean over scored entries: heads that push the same answer are aggregative (Elhage
+    et al. 2021, Wang et al. 2022). Biases are left out; norms keep the scale of the run."""
+    writers, end = model_graph(model).writers, get_act_name("resid_post", model.cfg.n_layers - 1)
+    _, cache = cached(model, task.clean, {*map(output_hook, writers), end})
+    rows = torch.arange(len(task), device=task.clean.device)[:, None]
+    writes = torch.stack([component_output(model, cache, u)[rows, task.at] for u in writers])
+    reads = answer_direction(model, task, cache[end][rows, task.at])  # (batch, entry, d_model)
+    return (writes * reads).sum(-1).mean(-1)
+
+
+def answer_direction(
+    model: TransformerBridge, task: CleanCorrupt, end: Float[Tensor, "batch entry d_model"]
+) -> Float[Tensor, "batch entry d_model"]:
+    """Return the direction in the residual stream of the answer's logit over the mean of all (or
+    choices); the final norm keeps the scale that it has at ``end``, the last stream of the run."""
+    tokens = model.W_U.T  # (vocab, d_model)
+    if task.choices is None:
+        return toward(model, end, tokens[task.answer] - tokens.mean(0))
+    return toward(model, end, tokens[task.answer] - tokens[task.choices].mean(1, keepdim=True))

@@ -24,7 +24,7 @@ from .graph import (
     Edge,
     Graph,
     Node,
-    of,
+    model_graph,
     output_hook,
     shift_inputs,
 )
@@ -42,7 +42,7 @@ def scores(
 ) -> Float[Tensor, "circuit batch"]:
     """Score each circuit, in nats: all edges outside it carry the corrupt output at once, and what
     the edges in it carry is computed anew."""
-    graph = of(model)
+    graph = model_graph(model)
     cut = (graph.exists & ~circuits.cpu()).to(task.clean.device)
     together = max(1, ROWS // (len(graph.writers) * task.clean.shape[1]))
     sequences = torch.arange(len(task)).split(together)
@@ -171,7 +171,7 @@ def curve(
     model: TransformerBridge, task: CleanCorrupt, ranking: Sequence[Edge], sizes: Sequence[int]
 ) -> Float[Tensor, "size batch"]:
     """Score the circuits of the best ``sizes`` edges of a ranking, in nats."""
-    graph = of(model)
+    graph = model_graph(model)
     return scores(model, task, torch.stack([graph.mask(ranking[:size]) for size in sizes]))
 
 

@@ -119,7 +119,7 @@ class Graph:
         return out
 
 
-def of(model: TransformerBridge) -> Graph:
+def model_graph(model: TransformerBridge) -> Graph:
     """Return the graph of a model."""
     cfg = model.cfg
     return Graph(cfg.n_layers, cfg.n_heads, bool(getattr(cfg, "parallel_attn_mlp", False)))
@@ -127,7 +127,7 @@ def of(model: TransformerBridge) -> Graph:
 
 def all_heads(model: TransformerBridge) -> list[Node]:
     """List every head, as a writer."""
-    return [n for n in of(model).writers if n.kind == "head"]
+    return [n for n in model_graph(model).writers if n.kind == "head"]
 
 
 def output_hook(writer: Node) -> str:

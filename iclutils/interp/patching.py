@@ -1,8 +1,11 @@
 """Patching: what a model loses when a part of it carries what it does on other sequences.
 
+Every measure here returns nats *lost*: the score of the clean run less that of the patched one,
+positive where the patch hurts. ``path_patching`` patches one edge of the graph, ``ablate`` whole
+heads and MLP layers.
+
 A patch leaves what comes before it as it was: ``CleanRun`` keeps one clean pass, from whose layers
-many patched copies of it go on together, under hooks. ``path_patching`` patches one edge of the
-graph, ``ablate`` whole heads and MLP layers.
+many patched copies of it go on together, under hooks.
 """
 
 from __future__ import annotations
@@ -21,11 +24,20 @@ from ..errors import IclError
 from ..models import ActivationCache, TransformerBridge, cached, get_act_name
 from ..progress import bar
 from .clean_corrupt import CleanCorrupt
-from .graph import Edge, Node, add_to_inputs, change_of_writes, of, output_hook, shift_inputs
+from .graph import (
+    Edge,
+    Node,
+    add_to_inputs,
+    change_of_writes,
+    model_graph,
+    output_hook,
+    shift_inputs,
+)
 from .hooks import (
     Head,
     Hook,
     How,
+    activations,
     at_positions,
     replacements,
     run_from,
@@ -46,7 +58,7 @@ def ablate(
     sets: Sequence[Iterable[Node]],
     how: How = "resample",
 ) -> Float[Tensor, "set batch"]:
-    """Score the model without each set of heads and MLP layers, in nats.
+    """Measure the nats lost without each set of heads and MLP layers.
 
     They become what they are on the corrupt sequence (``"resample"``), their mean over the batch
     and its positions (``"mean"``), or nothing (``"zero"``). For edges, see ``path_patching``.
@@ -57,14 +69,14 @@ def ablate(
         raise IclError("Only heads and MLP layers of the model can be removed.")
     values = replacements(model, task.clean, {*map(output_hook, nodes)}, how, task.corrupt)
     values = {n: v[:, : run.reach] if v.ndim else v for n, v in values.items()}
-    scores = []
+    lost = []
     with bar(what="sets", total=len(groups)) as progress:
         for first, some in groupby(groups, lambda group: min((n.layer for n in group), default=-1)):
             for part in run.batches(list(some)):
                 hooks = _replaced(part, values, len(task), run.graph.heads)
-                scores.append(run.scores(max(first, 0), len(part), hooks).mean(-1))
+                lost.append(run.score - run.scores(max(first, 0), len(part), hooks).mean(-1))
                 progress.update(len(part))
-    return torch.cat(scores)
+    return torch.cat(lost)
 
 
 def _replaced(
@@ -87,39 +99,32 @@ def _replaced(
     return [replace_with(*item) for item in masks.items()]
 
 
-def patch_key_input(
+def key_patterns(
     model: TransformerBridge,
-    tokens: Int[Tensor, "batch pos"],
-    sources: Iterable[Head],
+    clean: Int[Tensor, "batch pos"],
+    corrupt: Int[Tensor, "batch pos"],
+    groups: Sequence[Sequence[Head]],
     target: Head,
-    other: Int[Tensor, "batch pos"],
-) -> Float[Tensor, "batch dest src"]:
-    """Return the pattern of ``target`` when its keys alone read what sources write on ``other``.
+) -> Float[Tensor, "group batch dest src"]:
+    """Return the pattern of ``target`` on the clean sequences when its keys alone read what a group
+    of earlier heads writes on the corrupt ones, for each group.
 
     Every other reader keeps the clean stream: a change is K-composition and nothing else.
     """
-    writers, keys = [Node("head", *source) for source in sources], Node("k", *target)
-    of(model).mask((writer, keys) for writer in writers)  # all of these edges exist
-    (_, clean), (_, corrupt) = (
-        cached(model, each, {*map(output_hook, writers)}) for each in (tokens, other)
-    )
-    change, (layer, head) = change_of_writes(model, clean, corrupt, writers), target
-    name = get_act_name("pattern", layer)
-    hooks = add_to_inputs(model, {keys: change})
-    return run_with_hooks(model, tokens, hooks, [name], layer + 1)[1][name][:, head]
-
-
-def key_patterns(
-    run: CleanRun, groups: Sequence[Sequence[Node]], target: Node
-) -> Float[Tensor, "set batch dest src"]:
-    """Patch as ``patch_key_input``, for each group of earlier heads: one layer alone is run."""
-    _, layer, head = target
-    name, patterns = get_act_name("pattern", layer), []
-    for part in run.batches(groups):
-        shift = run.changes(part)
-        hooks = shift_inputs(run.model, Node("k", layer), [head], lambda: shift[:, :, None])  # noqa: B023
-        _, seen = run.go_on(layer, len(part), hooks, [name], layer + 1)
-        patterns.append(seen[name][:, head].unflatten(0, (len(part), -1)))
+    (layer, head), nodes = target, [[Node("head", *one) for one in group] for group in groups]
+    every, keys = {node for group in nodes for node in group}, Node("k", *target)
+    model_graph(model).mask((node, keys) for node in every)  # all of these edges exist
+    start, name = get_act_name("resid_pre", layer), get_act_name("pattern", layer)
+    names = [start, *map(output_hook, every)]
+    own, other = (activations(model, tokens, names) for tokens in (clean, corrupt))
+    none, patterns = torch.zeros_like(own[start]), []
+    size = max(1, ROWS // clean.numel())
+    for some in (nodes[i : i + size] for i in range(0, len(nodes), size)):
+        shift = torch.cat([change_of_writes(model, own, other, x) if x else none for x in some])
+        hooks = shift_inputs(model, Node("k", layer), [head], lambda: shift[:, :, None])  # noqa: B023
+        copies = (x.repeat(len(some), *[1] * (x.ndim - 1)) for x in (clean, own[start]))
+        _, seen = run_from(model, layer, *copies, hooks, [name], layer + 1)
+        patterns.append(seen[name][:, head].unflatten(0, (len(some), -1)))
     return torch.cat(patterns)
 
 
@@ -144,7 +149,7 @@ def path_patching(
         torch.Size([11, 27, 2])
         >>> edge = graph.head(0, 2), graph.Node("k", 1, 0)  # what head 0.2 writes, keys of 1.0
         >>> lost = patching.path_patching(net, task, [edge])
-        >>> lost[graph.of(net).index(edge)].shape  # nats, by sequence
+        >>> lost[graph.model_graph(net).index(edge)].shape  # nats, by sequence
         torch.Size([2])
     """
     run = CleanRun(model, task)
@@ -200,7 +205,7 @@ def mlp_position_sweep(
     sources: Int[Tensor, "position"],
     scored: Int[Tensor, "entry"],
 ) -> Float[Tensor, "layer position entry"]:
-    """Measure the change of log p (nats) when an MLP's output at a position becomes its source's.
+    """Measure the nats of log p lost when an MLP's output at a position becomes its source's.
 
     For every layer and each position alone, in one sequence. ``scored``: increasing prediction
     entries (entry i is about token i + 1). The seed note patches L .. 2L-1 from L before them.
@@ -223,7 +228,7 @@ def mlp_position_sweep(
             swapped[torch.arange(len(part)), positions[part]] = cache[name][0, sources[part]]
             put: Hook = name, lambda value, hook: swapped  # noqa: B023
             out[layer, part] = run.scores(layer, len(part), [put])[:, 0]
-    return out - run.by_entry[0]
+    return run.by_entry[0] - out
 
 
 class CleanRun:
@@ -233,7 +238,7 @@ class CleanRun:
     """
 
     def __init__(self, model: TransformerBridge, task: CleanCorrupt) -> None:
-        self.model, self.graph, self.reach = model, of(model), int(task.at.max()) + 1
+        self.model, self.graph, self.reach = model, model_graph(model), int(task.at.max()) + 1
         clean, corrupt = task.clean[:, : self.reach], task.corrupt[:, : self.reach]
         self.task = replace(task, clean=clean, corrupt=corrupt)
         self._reads = [get_act_name("resid_pre", layer) for layer in range(self.graph.layers)]
@@ -263,23 +268,13 @@ class CleanRun:
         )
         return torch.cat([*each])
 
-    def go_on(
-        self,
-        layer: int,
-        copies: int,
-        hooks: Sequence[Hook],
-        watch: Iterable[str] = (),
-        stop_at_layer: int | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Run so many copies of the batch from the clean input of a layer on, under hooks."""
-        tokens, start = self.task.clean.repeat(copies, 1), self.cache[self._reads[layer]]
-        start = start.repeat(copies, 1, 1)
-        return run_from(self.model, layer, tokens, start, hooks, watch, stop_at_layer)
-
     def scores(self, layer: int, copies: int, hooks: Sequence[Hook]) -> Scores:
-        """Score every entry in copies of the batch that go on from a layer under hooks."""
+        """Score every entry in copies of the batch that go on, under hooks, from the clean input of
+        a layer."""
+        tokens, start = self.task.clean.repeat(copies, 1), self.cache[self._reads[layer]]
         at = at_positions(self.task.at.repeat(copies, 1))
-        logits, _ = self.go_on(layer, copies, [*hooks, at])
+        start = start.repeat(copies, 1, 1)
+        logits, _ = run_from(self.model, layer, tokens, start, [*hooks, at])
         return self.task.by_entry(logits.unflatten(0, (copies, -1)))
 
     def lost(

@@ -115,10 +115,14 @@ def without(
     sets: Sequence[Heads],
     replacement: Replacement,
 ) -> Outcome:
-    """Return what is left of the answer without each set of heads, at the one scored entry.
+    """Return what is left of the answer on the clean sequences without each set of heads.
 
-    A set is a list of heads, or one list for each row of the task, as ``dealt`` makes them: twenty
-    controls then cost what one costs. Layers below the first head of a set run once for all sets.
+    A set is a list of (layer, head), or one such list for each row of the task, as
+    ``controls_by_row`` draws them: twenty controls then cost what one costs. Every head of a set
+    loses its output at every position, and ``replacement`` stands there. The answer is that of the
+    task's first scored entry; its rivals are the task's ``choices``, without which this refuses the
+    task, as it does heads that the model lacks. Layers below the first head of a set run once for
+    all sets. For nats lost, MLP layers or several entries, see ``patching.ablate``.
     """
     masks = [head_masks(model, heads, len(task)) for heads in sets]
     ways = [put_heads(each, replacement.by_layer) for each in masks]
@@ -132,19 +136,19 @@ def outcome(task: CleanCorrupt, logits: Float[Tensor, "batch vocab"]) -> Outcome
     if task.choices is None:
         raise IclError("Name the answer and its rivals: the task needs choices.")
     right = logits.gather(-1, task.answer)[:, 0]
-    ahead = lead(right, logits.gather(-1, task.choices))
+    ahead = margin(right, logits.gather(-1, task.choices))
     hit = logits.argmax(-1) == task.answer[:, 0]
     return Outcome((right - logits.logsumexp(-1)).exp(), ahead, hit.to(right))
 
 
-def lead(
-    right: Float[Tensor, "*lead"], choices: Float[Tensor, "*lead choice"]
-) -> Float[Tensor, "*lead"]:
+def margin(
+    right: Float[Tensor, "*some"], choices: Float[Tensor, "*some choice"]
+) -> Float[Tensor, "*some"]:
     """Return the lead of ``right``, one of ``choices``, over the mean of the others, in nats."""
     return right - (choices.sum(-1) - right) / (choices.shape[-1] - 1)
 
 
-def dealt(
+def controls_by_row(
     heads: Iterable[Head], width: int, rows: int, generator: Generator, draws: int = DRAWS
 ) -> list[Sequence[Head]]:
     """Return the control of a set for each row: of so many draws of as many other heads of the same

@@ -21,7 +21,7 @@ def test_the_textbook_pair_is_the_circuit_and_exact_effects_rank_it_first(tmp_pa
     """Catches an edge that the textbook's list forgets, and rankings from the wrong end."""
     save_wired(tmp_path)
     model = load(tmp_path)
-    task, nodes = a_task(model, 8, 11), graph.of(model)
+    task, nodes = a_task(model, 8, 11), graph.model_graph(model)
     clean, corrupt = baselines(model, task)
     kept = nodes.mask(circuit.induction_edges(nodes, [head(0, 0)], [head(1, 0)]))
     score = circuit.scores(model, task, kept[None])

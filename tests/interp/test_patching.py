@@ -17,7 +17,7 @@ def close(got, expected, atol=1e-5, rtol=1e-5):
 
 
 def loop(model, x, scored, edits):
-    """Change of log p by one hooked full pass for each (name, where, value)."""
+    """Loss of log p by one hooked full pass for each (name, where, value)."""
 
     def log_p(*hooks):
         return log_prob(run_with_hooks(model, x, hooks)[0], x)[0, scored]
@@ -30,7 +30,7 @@ def loop(model, x, scored, edits):
 
         return name, change
 
-    return torch.stack([log_p(edit(*each)) for each in edits]) - log_p()
+    return log_p() - torch.stack([log_p(edit(*each)) for each in edits])
 
 
 # Would catch patches of one batch that mix, and entries before a patch that change.

@@ -62,7 +62,7 @@ def test_what_is_left_without_heads_is_what_plain_hooks_leave(case, way):
 
 def test_each_row_can_lose_its_own_heads(case):
     here, model = task(), case.model
-    rows = removal.dealt(HEADS, model.cfg.n_heads, len(here), seeded(), draws=3)
+    rows = removal.controls_by_row(HEADS, model.cfg.n_heads, len(here), seeded(), draws=3)
     assert rows[0] == rows[3]
     assert [sorted(la for la, _ in heads) for heads in rows] == [[0, 1, 1]] * 4
     assert not any({*heads} & {*HEADS} for heads in rows)

@@ -194,7 +194,7 @@ def test_saliency_is_that_of_pytorch(reader):
 
 def test_circuits_are_those_of_the_package(reader):
     net, draw = models.load("anchors-3"), torch.Generator().manual_seed(7)
-    task, structure = clean_corrupt.copying(net, 4, 6, draw), graph.of(net)
+    task, structure = clean_corrupt.copying(net, 4, 6, draw), graph.model_graph(net)
     kept = structure.exists & (
         torch.rand(CASES // 4, *structure.exists.shape, generator=draw) < 0.8
     )
@@ -227,7 +227,7 @@ def test_the_letters_edges_and_sequences_shown_are_those_of_the_package():
     for side in (asked.clean, asked.corrupt):
         assert str(side[:4, 1:13].tolist()) in source
     effects = patching.path_patching(net, ranked).mean(-1)
-    order = circuit.rank_edges(effects, graph.of(net))[:80]
+    order = circuit.rank_edges(effects, graph.model_graph(net))[:80]
     found = re.findall(r"[\w. ]+>[\w. ]+", source.partition("RANKED")[2].partition("FIRST")[0])
     assert [edge.strip() for edge in found] == [f"{u}>{v}" for u, v in order]
 

@@ -173,7 +173,7 @@ def chapter_07(net, given):
     vectors = [(14, vector), (14, torch.zeros_like(vector))]
     steered = compare.add_at_target(net, asked, vectors).margin
     sets = [four, [Node("mlp", 20)]]
-    resampled = patching.ablate(net, task, sets)
+    resampled = found.clean - patching.ablate(net, task, sets)
     shorter = [asked.without([i]) for i in range(3)]
     left_out = [asked.margin(hooks.logits_at(net, t, at[:, None])[:, 0]) for t, at in shorter]
     mixed = replace(asked, task=replace(task, clean=given["mixed"]), shows=given["shows"])
@@ -194,7 +194,8 @@ def chapter_07(net, given):
         "margin with the vector": steered[0],
         "margin of the bare prompt": steered[1],
         "margin without four heads, resampled": resampled[0],
-        "margin without four heads, zero": patching.ablate(net, task, sets[:1], "zero")[0],
+        "margin without four heads, zero": found.clean
+        - patching.ablate(net, task, sets[:1], "zero")[0],
         "margin without four heads, mean over the other side": by_mean.margin[0],
         "probability without four heads, mean over the other side": by_mean.p[0],
         "margin without MLP 20": resampled[1],
@@ -206,7 +207,7 @@ def chapter_06(net, given):
     names = "clean", "corrupt", "at", "answer", "source", "choices"
     task = CleanCorrupt(**{name: given[name] for name in names})
     (first, second, third), tokens = (head(16, 0), head(18, 6), head(17, 3)), task.clean
-    nodes, keys = graph.of(net), Node("k", 18, 6)
+    nodes, keys = graph.model_graph(net), Node("k", 18, 6)
     edges = {
         "16.0 to the keys of 18.6": (first, keys),
         "MLP 2 to MLP 5": (Node("mlp", 2), Node("mlp_in", 5)),
@@ -228,13 +229,13 @@ def chapter_06(net, given):
         "score of the corrupt side": corrupt,
         "lost without 18.6": each[0],
         "interaction of 18.6 and 17.3": both[0, 1],
-        "score without 18.6 and 17.3, mean": mean[0],
+        "score without 18.6 and 17.3, mean": whole - mean[0],
         **{f"lost, {name}": lost[nodes.index(edge)] for name, edge in edges.items()},
         "slope, 16.0 to the keys of 18.6": slope[nodes.index((first, keys))],
         "slope, MLP 2 to MLP 5": slope[nodes.index(edges["MLP 2 to MLP 5"])],
         "circuit without two edges": left[0],
         "faithfulness": circuit.faithfulness(left, whole, corrupt)[0],
-        "direct logit of 18.6": interactions.direct_logits(net, task)[nodes.writers.index(second)],
+        "direct logit of 18.6": attribution.direct_logits(net, task)[nodes.writers.index(second)],
         "score with the sources knocked out": failures.score(net, task, cut),
     }
 

@@ -1,7 +1,5 @@
 """Smeared keys and cut paths, against the parts of a GPT-2; the curves that ship."""
 
-import math
-
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -67,10 +65,3 @@ def test_the_measures_see_the_heads_of_the_shipped_model():
     assert found == {k: pytest.approx(shipped[k][-1], abs=0.03) for k in ("prefix", "previous")} | {
         k: pytest.approx(v, abs=2e-3) for k, v in induction.measure(network).items()
     }
-
-
-def test_the_step_of_the_change():
-    curve = {"step": [50, 100, 150, 200], "accuracy": [0.0, 0.1, 0.9, 0.4]}
-    assert phase_change.change_step(curve) == pytest.approx(125)
-    assert phase_change.change_step(curve, 0.05) == pytest.approx(75)
-    assert phase_change.change_step(curve, 0.95) == math.inf

@@ -22,13 +22,13 @@ from torch import Tensor
 
 from ...errors import IclError
 from ...interp import graph
+from ...interp.attribution import answer_direction
 from ...interp.clean_corrupt import CONSTANT, CleanCorrupt
 from ...interp.graph import Edge, Node, component_output, output_hook
 from ...interp.head_scores import uniform_pattern
 from ...interp.hooks import Hook, at_positions, check_editable, run_with_hooks, set_activation
 from ...interp.statistics import benjamini_hochberg, mean_se
 from ...models import TransformerBridge, get_act_name
-from .interactions import answer_direction
 
 KINDS = ("even", "sink", "cut", "misrouted", "overactive")
 EXCESS = 4.0  # times what an overactive head should write
@@ -94,7 +94,7 @@ def _break_rows(
 def carry_mean(model: TransformerBridge, task: CleanCorrupt, edges: Sequence[Edge]) -> list[Hook]:
     """Return hooks by which edges carry their writer's mean on the healthy task, in place of what
     it writes in the run, whatever else is changed there."""
-    graph.of(model).mask(edges)  # refuses edges that there are not
+    graph.model_graph(model).mask(edges)  # refuses edges that there are not
     healthy = graph.component_outputs(model, task.clean, {u for u, _ in edges})
 
     def hooks_of(writer: Node, reader: Node) -> list[Hook]:
@@ -239,7 +239,7 @@ def healthy_inputs(model: TransformerBridge, task: CleanCorrupt) -> list[Hook]:
     """Return hooks that let every component, and the last LayerNorm, read what it reads when
     healthy: a fault then shows where it sits alone, and the score means nothing."""
     layers = range(model.cfg.n_layers)
-    parts = ("resid_pre",) if graph.of(model).parallel else ("resid_pre", "resid_mid")
+    parts = ("resid_pre",) if graph.model_graph(model).parallel else ("resid_pre", "resid_mid")
     names = [get_act_name(part, la) for part in parts for la in layers]
     names.append(get_act_name("resid_post", layers[-1]))
     return [
@@ -255,7 +255,7 @@ def _writes(
     names = [get_act_name(part, la) for la in layers for part in ("pattern", "z", "mlp_out")]
     names.append(get_act_name("resid_post", layers[-1]))
     _, seen = observe(model, task, hooks, names)
-    components = [node for node in graph.of(model).writers if node.kind != "embed"]
+    components = [node for node in graph.model_graph(model).writers if node.kind != "embed"]
     return {node: component_output(model, seen, node) for node in components}, seen
 
 

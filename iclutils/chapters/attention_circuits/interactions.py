@@ -15,9 +15,8 @@ from torch import Tensor
 from transformers import GPT2LMHeadModel, PreTrainedModel
 
 from ...errors import IclError
-from ...interp.clean_corrupt import CleanCorrupt, scored_logits
-from ...interp.graph import Node, component_output, of, output_hook
-from ...interp.invariants import toward
+from ...interp.clean_corrupt import CleanCorrupt
+from ...interp.graph import Node
 from ...interp.patching import ablate
 from ...models import TransformerBridge, cached, get_act_name
 from ...models.checkpoint import write_out
@@ -36,36 +35,13 @@ def interactions(
     pairs = list(combinations(range(len(groups)), 2))
     unions = [list(dict.fromkeys([*groups[a], *groups[b]])) for a, b in pairs]
     sets = unions if alone is not None else [*groups, *unions]
-    lost = task.score(scored_logits(model, task)) - ablate(model, task, sets)
+    lost = ablate(model, task, sets)
     if alone is None:
         alone, lost = lost[: len(groups)], lost[len(groups) :]
     beyond = alone.new_full((len(groups), len(groups), len(task)), torch.nan)
     for (a, b), both in zip(pairs, lost, strict=True):
         beyond[a, b] = beyond[b, a] = both - alone[a] - alone[b]
     return alone, beyond
-
-
-def direct_logits(model: TransformerBridge, task: CleanCorrupt) -> Float[Tensor, "writer batch"]:
-    """Return the direct effect of each writer on the right answer's logit over the mean of all (or
-    ``choices``), mean over scored entries: heads that push the same answer are aggregative (Elhage
-    et al. 2021, Wang et al. 2022). Biases are left out; norms keep the scale of the run."""
-    writers, end = of(model).writers, get_act_name("resid_post", model.cfg.n_layers - 1)
-    _, cache = cached(model, task.clean, {*map(output_hook, writers), end})
-    rows = torch.arange(len(task), device=task.clean.device)[:, None]
-    writes = torch.stack([component_output(model, cache, u)[rows, task.at] for u in writers])
-    reads = answer_direction(model, task, cache[end][rows, task.at])  # (batch, entry, d_model)
-    return (writes * reads).sum(-1).mean(-1)
-
-
-def answer_direction(
-    model: TransformerBridge, task: CleanCorrupt, end: Float[Tensor, "batch entry d_model"]
-) -> Float[Tensor, "batch entry d_model"]:
-    """Return the direction in the residual stream of the answer's logit over the mean of all (or
-    choices); the final norm keeps the scale that it has at ``end``, the last stream of the run."""
-    tokens = model.W_U.T  # (vocab, d_model)
-    if task.choices is None:
-        return toward(model, end, tokens[task.answer] - tokens.mean(0))
-    return toward(model, end, tokens[task.answer] - tokens[task.choices].mean(1, keepdim=True))
 
 
 def note_correlation(

@@ -18,7 +18,7 @@ from ...interp import graph
 from ...interp.clean_corrupt import CleanCorrupt
 from ...interp.graph import Edge, Node, head
 from ...interp.head_scores import LABEL, prefix_matching, score_heads, strongest
-from ...interp.patching import CleanRun, key_patterns
+from ...interp.patching import key_patterns
 from ...models import TransformerBridge
 
 DROP = 0.1  # share of prefix matching that a path must carry to belong to the circuit
@@ -82,12 +82,11 @@ def path_drops(
     nothing else, read what an earlier head writes on the corrupt sequences; 0 for heads that are
     not earlier. Mean over sequences is mean lost over mean matching."""
     heads, length = graph.all_heads(model), task.clean.shape[1] // 2
-    at = torch.full_like(task.clean[:, :1], task.clean.shape[1] - 1)
-    run = CleanRun(model, CleanCorrupt(task.clean, task.corrupt, at, task.clean[:, :1]))
     drops = torch.zeros(len(heads), len(induction), len(task), device=task.clean.device)
     for i, target in enumerate(induction):
         below = target.layer * model.cfg.n_heads
-        seen = key_patterns(run, [[], *([node] for node in heads[:below])], target)
+        groups = [[], *([node[1:]] for node in heads[:below])]
+        seen = key_patterns(model, task.clean, task.corrupt, groups, target[1:])
         before, *after = prefix_matching(seen.flatten(0, 1), length).view(len(seen), -1)
         if below:
             drops[:below, i] = (before - torch.stack(after)) / before.mean()

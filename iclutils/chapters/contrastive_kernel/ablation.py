@@ -62,8 +62,8 @@ class Predictions(NamedTuple):
 def change_heads(
     query: AtQuery, demonstrations: Mask, change: Change, heads: Iterable[Head] | None = None
 ) -> list[Hook]:
-    """Return hooks for ``query.again`` that change weights of attention in heads, all or some."""
-    demos = query.as_read_again(query.mask(demonstrations))[:, None, None]  # (batch, 1, 1, mem)
+    """Return hooks for ``query.reread`` that change weights of attention in heads, all or some."""
+    demos = query.in_reread_order(query.mask(demonstrations))[:, None, None]  # (batch, 1, 1, mem)
     cfg = query.model.cfg
     chosen = torch.zeros(cfg.n_layers, cfg.n_heads, 1, 1, dtype=torch.bool, device=demos.device)
     for head in [divmod(i, cfg.n_heads) for i in range(chosen.numel())] if heads is None else heads:
@@ -133,7 +133,7 @@ def predict(
     if choices is None:
         choices = torch.arange(query.model.cfg.d_vocab, device=answer.device)[None]
     is_answer = choices == answer[:, None]
-    logits = query.again(hooks) if hooks else query.logits
+    logits = query.reread(hooks) if hooks else query.logits
     logits = logits.gather(1, choices.expand(len(answer), -1))  # (batch, choice)
     logits = logits - logits.mean(0) if centred else logits
     right = (logits * is_answer).sum(1)

@@ -100,9 +100,9 @@ def sides(model: TransformerBridge, question: Question, wrong: Question) -> dict
 
 
 def controls(sets: Mapping[str, Heads], width: int, rows: int, generator: Generator) -> Controls:
-    """Return for each set what ``removal.dealt`` draws for so many prompts."""
+    """Return for each set what ``removal.controls_by_row`` draws for so many prompts."""
     heads = {k: [divmod(i, width) for i in sorted(some)] for k, some in sets.items()}
-    return {k: removal.dealt(some, width, rows, generator) for k, some in heads.items()}
+    return {k: removal.controls_by_row(some, width, rows, generator) for k, some in heads.items()}
 
 
 def removals(

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from ...errors import IclError
 from ...interp import removal
 from ...interp.attribution import edge_attribution
-from ...interp.graph import Node, of
+from ...interp.graph import Node, model_graph
 from ...interp.head_scores import attention_patterns
 from ...interp.hooks import Head
 from ...interp.removal import Replacement
@@ -102,7 +102,7 @@ def three_names(model: TransformerBridge, texts: Sentences) -> Replacement:
 
 def classes(model: TransformerBridge, texts: Sentences) -> dict[str, list[Head]]:
     """Return the heads of each of ``CLASSES``, strongest first; none stands in two."""
-    graph = of(model)
+    graph = model_graph(model)
     carried = edge_attribution(model, texts.task).mean(-1)  # nats, (writer, reader)
     looks = attention_from(model, texts)
     by_class: dict[str, list[Head]] = {}
@@ -162,7 +162,10 @@ def assess(
     """Test a circuit as section 4 of Wang et al. does: heads outside it write ``new``. ``parts``:
     its classes, each with its heads for every row (``in_layers``); as the parts K of completeness
     serve these, and so many random ``halves``."""
-    rows, every = len(texts.task), [node[1:] for node in of(model).writers if node.kind == "head"]
+    rows, every = (
+        len(texts.task),
+        [node[1:] for node in model_graph(model).writers if node.kind == "head"],
+    )
     whole = [[head for part in parts for head in part[row]] for row in range(rows)]
     size = len(whole[0])
 
@@ -192,7 +195,7 @@ def in_layers(
 ) -> list[list[list[Head]]]:
     """Return a circuit of other heads for each row, as many in each layer and each class."""
     every = [head for heads in parts.values() for head in heads]
-    drawn = [iter(each) for each in removal.dealt(every, width, rows, generator)]
+    drawn = [iter(each) for each in removal.controls_by_row(every, width, rows, generator)]
     return [[[*islice(row, len(heads))] for row in drawn] for heads in parts.values()]
 
 

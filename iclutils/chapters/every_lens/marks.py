@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...interp.at_query import AtQuery, read, read_heads, scores
 from ...interp.attribution import node_attribution
-from ...interp.graph import of
+from ...interp.graph import model_graph
 from ...interp.hooks import logits_at
 from ...interp.invariants import blocks
 from ...models import TransformerBridge, get_act_name
@@ -62,7 +62,7 @@ def measure(model: TransformerBridge, question: Question, layer: int, steps: int
     shape = len(task), model.cfg.n_layers, model.cfg.n_heads
     circuit = torch.full(shape, torch.nan)
     if steps:
-        heads = [i for i, node in enumerate(of(model).writers[1:]) if node.kind == "head"]
+        heads = [i for i, node in enumerate(model_graph(model).writers[1:]) if node.kind == "head"]
         circuit = node_attribution(model, task, steps)[heads].T.reshape(shape)
     clean, alone = (read(model, *side) for side in ((task.clean, question.at), question.bare))
     (writes, states), (bare, before) = head_writes(clean), head_writes(alone)

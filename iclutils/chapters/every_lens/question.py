@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...interp.clean_corrupt import CleanCorrupt, classification, of_rivals
-from ...interp.removal import Outcome, lead, outcome
+from ...interp.removal import Outcome, margin, outcome
 from ...models import TransformerBridge, start_tokens
 from ...models import words as model_words
 from ...tasks import words
@@ -50,7 +50,7 @@ class Margin(CleanCorrupt):
         self, right: Float[Tensor, "*lead"], choices: Float[Tensor, "*lead choice"]
     ) -> Float[Tensor, "*lead"]:
         """Return the margin of single predictions, in nats."""
-        return lead(right, choices)
+        return margin(right, choices)
 
 
 @dataclass(frozen=True)

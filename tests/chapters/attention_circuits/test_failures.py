@@ -10,8 +10,8 @@ from tiny import a_task
 
 from iclutils.chapters.attention_circuits import failures
 from iclutils.chapters.attention_circuits.failures import KINDS, Fault
-from iclutils.chapters.attention_circuits.interactions import direct_logits
 from iclutils.interp import graph
+from iclutils.interp.attribution import direct_logits
 from iclutils.interp.clean_corrupt import copying
 from iclutils.interp.graph import Node, component_outputs, head
 from iclutils.models import cached, get_act_name
@@ -48,7 +48,7 @@ def test_signs_by_another_way(model):
     fitted, task = (copying(model, n, 6, seeded()) for n in (10, 4))
     covariances = failures.fit_covariances(model, fitted)
     seen = failures.signs(model, task, covariances=covariances)
-    writers, direct = graph.of(model).writers, direct_logits(model, task)
+    writers, direct = graph.model_graph(model).writers, direct_logits(model, task)
     assert [*seen] == [node for node in writers if node.kind != "embed"]
     names = [get_act_name("pattern", layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, task.clean, names)

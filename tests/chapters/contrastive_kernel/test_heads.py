@@ -88,7 +88,7 @@ def test_a_change_is_z_replaced_by_hand(case, name):
     z = torch.cat([z[:, :-1], last[name].to(z)[:, None]], 1)
     expected = case.alone(X, edits=case.alone.with_z(place, z))[:, -1]
     hooks = change_heads(query, MASK, CHANGES[name], [place])
-    close(query.again(hooks).log_softmax(-1), expected, 1e-3)
+    close(query.reread(hooks).log_softmax(-1), expected, 1e-3)
     assert (case.alone(X)[:, -1] - expected).abs().max() > 1e-3
 
 
