@@ -61,7 +61,7 @@
         `<path class="live-axis" d="M${left} ${top}v${height}h${width}"/>${ticks}<text x="${left + width / 2}" y="${top + height + 36}" text-anchor="middle">rate η of the step</text><text x="${left + 6}" y="${top + 12}">loss</text>` +
         `<path class="live-line live-a" d="${curve}"/><path class="live-axis" stroke-dasharray="3 3" d="M${x(BEST)} ${top}v${height}"/><text x="${x(BEST) + 5}" y="${top + 12}">best rate ${BEST.toFixed(2)}</text>${trail}` +
         `<circle class="live-a" cx="${x(state.rate)}" cy="${y(mine)}" r="7"/><rect class="live-b" x="${(x(layer.rate) - 6).toFixed(1)}" y="${(y(layer.loss) - 6).toFixed(1)}" width="12" height="12"/></svg>` +
-        `<p class="live-note">Line: the loss of one step from 0 (half the mean squared error). Disc: your step. Square: the layer. Left to right: the rate of the step that its weights stand for. Up: its loss on ${CONTEXTS} prompts. Grey: the layer earlier in training.</p>`;
+        `<p class="live-note">Line: the loss of one step from 0 (half the mean squared error). Disc: your step. Square: the layer. Its place from left to right: the rate of a step, read off its weights. Its height: its loss on ${CONTEXTS} prompts. Grey: the layer earlier in training.</p>`;
       const numbers = [
         ["your step", mine.toFixed(3), `η = ${Number(state.rate).toFixed(1)}`],
         ["the layer", layer.loss.toFixed(3), `acts like η = ${rounded(layer.rate)}`],

@@ -59,7 +59,7 @@
       const said = `The layer's curve is ${m.nearer.toFixed(2)} from the wave that fits the points best, descent on x ${m.farther.toFixed(2)}. Twice the answer to half the labels differs from the answer by ${(100 * m.bent).toFixed(0)} percent.`;
       const view = `<svg class="live-wide" data-plane="" viewBox="0 0 390 ${top + height + 26}" role="img" aria-label="${said}"><path class="live-axis" d="M${left} ${top}v${height}h${width}M${left} ${top + height / 2}h${width}"/>${ticks}` +
         `<path class="live-line live-c" d="${path(m.wave)}"/><path class="live-line live-b" d="${path(m.line)}"/><path class="live-line live-a" d="${path(m.told)}"/>${points}</svg>` +
-        `<p class="live-note">Whole line: the layer. Dotted: the wave a sin x + b cos x that fits the points best. Dashed: one step of descent on x, at the rate under More; at no rate does it bend. Not linear in the labels: 0 % means that half the labels give half the answer, as in a step of gradient descent.</p>`;
+        `<p class="live-note">Solid line: the layer. Dotted line: the wave a sin x + b cos x that fits the points best. Dashed line: one step of descent on x, at the rate under More; at no rate does it bend. Not linear in the labels: 0 % means that half the labels give half the answer, as in a step of gradient descent.</p>`;
       const numbers = [
         ["the layer from the wave", m.nearer.toFixed(2), "root mean square over x"],
         ["descent from the wave", m.farther.toFixed(2), `η = ${Number(state.rate).toFixed(2)}`],
