@@ -36,8 +36,8 @@ SIZES = {
                     "diagnosed_sets": 2, "queries": 24, "train_per_class": 2, "epochs": 1,
                     "asked": 2, "strong": 3, "layers": 2},
     "regression": {"contexts": 60, "fitted": 6, "queries": 24, "probe_contexts": 640,
-                   "probe_steps": 8, "read": 6, "asked": 4, "states": 20},
-    "gradient_descent": {"contexts": 400, "tuned": 400, "draws": 4, "prompts": 6},
+                   "probe_steps": 8, "read": 6, "asked": 4},
+    "gradient_descent": {"contexts": 400, "tuned": 400, "prompts": 6},
     "circuits": {"length": 12, "sequences": 6, "patterned": 30, "influenced": 6, "draws": 2,
                  "ranked": 2, "untrained": 1, "cases": 12},
     "lenses": {"tried": 6, "prompts": 6, "fresh": 6, "contexts": 8, "steps": 1, "length": 12,
@@ -104,7 +104,7 @@ def written(tmp_path, chapter, tier, printed):
 PAPER = {  # of each chapter the stand-in's name; what a network without training fails, and holds
     "01": ("gpt2", ["01.prefix_best", "01.offset", "01.cause_loss"], []),
     "02": ("gpt2-xl", ["02.isolate_first", "02.swp_shallow"], []),
-    "03": ("", ["03.bar", "03.shift_scale"], []),
+    "03": ("", ["03.shift_scale"], []),
     "04": ("", [], ["04.one_cosine", "04.one_weights"]),
     "05": ("gpt2", [], []),
     "06": ("gpt2", ["06.behaviour_gap", "06.pair_formula"], []),
@@ -172,8 +172,8 @@ def test_the_real_tier_checks_its_claims_on_a_small_network(small, tmp_path, mon
     [
         ("01", "measured        01.prefix_best = "),
         pytest.param("02", "measured        02.more_shots = ", marks=pytest.mark.shared),
-        ("03", "measured        03.bar = "),
-        ("05", "measured        05.similarity = "),
+        ("03", "measured        03.ols_nearest = "),
+        ("05", "measured        05.carry_labels = "),
         ("06", "measured        06.behaviour_gap = "),
     ],
 )

@@ -25,7 +25,7 @@ for row, labels in zip(XS, ys, strict=True):
         line += [DIGITS[y], *NEWLINE]
     tokens.append(line)
 at = torch.tensor(at[: len(XS[0])])
-logits, seen = run(torch.tensor(tokens))
+logits, _ = run(torch.tensor(tokens))
 
 
 def expected(scores):
@@ -42,14 +42,11 @@ every = [
     for x in range(10)
 ]
 x, y = NUMBERS[np.array(XS)], NUMBERS[np.array(ys)]
-cut = int(at[-1])
 given = {"values": [[digit] for digit in DIGITS], "between": [*ARROW, SPACE], "after": NEWLINE}
 given |= {"xs": x.tolist(), "ys": y.tolist(), "tokens": tokens}
 values = {
     "expected number": means,
     "probability of a number": sure,
     "every x after four pairs": torch.stack(every).view(2, 10),
-    "state after layer 10": seen["resid", 9][:, cut, :3],
-    "state after layer 29": seen["resid", 28][:, cut, :3],
 }
 write(__file__, given, values)

@@ -25,10 +25,6 @@ def rows(change, heads=range(9), layers=range(LAYERS)):
     return {("weights", la): edit for la in layers}
 
 
-def held(layer):
-    return lambda x: torch.cat([x[:, :-1], seen["mlp", layer][:, -1:]], 1)
-
-
 def moved(layer):
     """The mean update of every head in place of each prompt's own, which is taken out."""
     row = seen["weights", layer][:, :, -1] * shown
@@ -37,7 +33,6 @@ def moved(layer):
 
 
 no_update, no_query = rows(lambda w: w * ~shown), rows(lambda w: w * shown)
-frozen = {("mlp", la): held(la) for la in range(LAYERS)}
 weights, values = seen["weights", LAYER][:, HEAD, -1], seen["v", LAYER][:, HEAD]
 update = (weights[..., None] * values * shown[:, None]).sum(1)
 
@@ -55,7 +50,6 @@ expected = {
     "logit": logits[:, -1].gather(1, answer[:, None])[:, 0],
     "log p without updates": log_p(no_update),
     "log p without starts": log_p(no_query),
-    "log p without updates, MLPs held": log_p({**no_update, **frozen}),
     "log p with the mean update": log_p(
         {**no_update, **{("z", la): moved(la) for la in range(LAYERS)}}
     ),

@@ -247,13 +247,10 @@ def chapter_03(net, given):
     contexts = Contexts(xs, ys, torch.zeros(2, 1))
     assert torch.equal(form.write(xs, ys)[0], given["tokens"])
     means, sure = text.predict_numbers(net, form, xs, ys)
-    states = text.hidden_states(net, form, contexts)
     return {
         "expected number": means,
         "probability of a number": sure,
         "every x after four pairs": text.ask_every_number(net, form, contexts, [4])[:, 0],
-        "state after layer 10": states[10, :, :3],
-        "state after layer 29": states[29, :, :3],
     }
 
 
@@ -262,8 +259,7 @@ def chapter_05(net, given):
     answer, (layer, h) = given["answer"], (18, 6)
     duals = heads.dual_heads(query, shown)
     parts = heads.direct_logit_attribution(query, duals, answer)
-    ways = ("whole", "no update", "no start", "no update, MLPs held")
-    found = ablation.ablations(query, shown, answer, ways=ways)
+    found = ablation.ablations(query, shown, answer)
     mean = duals.update.mean(0, keepdim=True)
     hooks = ablation.replace_part(query, shown, "update", mean)
     found["mean update"] = ablation.predict(query, answer, hooks=hooks)
@@ -271,7 +267,6 @@ def chapter_05(net, given):
     said = (
         "log p without updates",
         "log p without starts",
-        "log p without updates, MLPs held",
         "log p with the mean update",
     )
     return {

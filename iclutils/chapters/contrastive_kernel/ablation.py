@@ -15,9 +15,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ...interp.at_query import AtQuery, Mask, read_heads, scores
-from ...interp.hooks import Head, Hook, check_head, set_activation
-from ...interp.statistics import mean_se
+from ...interp.at_query import AtQuery, Mask
+from ...interp.hooks import Head, Hook, check_head
 from ...models import get_act_name
 from ...progress import bar
 from .heads import Ids
@@ -35,18 +34,6 @@ def no_update(weights: Weights, demos: Demos) -> Weights:
 def no_start(weights: Weights, demos: Demos) -> Weights:
     """Return weights that leave ΔW φ(q) alone."""
     return weights * demos
-
-
-def regularised(weights: Weights, demos: Demos, alpha: float) -> Weights:
-    """Return weights of (1-α) W_0 φ(q) + ΔW φ(q), after a step on L + (α/2) |W|²."""
-    return torch.where(demos, weights, (1 - alpha) * weights)
-
-
-def negative_samples(weights: Weights, demos: Demos, beta: float) -> Weights:
-    """Return weights that take β times the mean of the others off each: ``dual.contrast``."""
-    chosen = weights * demos
-    others = (chosen.sum(-1, keepdim=True) - chosen) / (demos.sum(-1, keepdim=True) - 1).clamp(1)
-    return weights - beta * others * demos
 
 
 PARTS: Mapping[str, Change] = {"update": no_update, "start": no_start}
@@ -104,18 +91,6 @@ def mean_of_others(parts: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch
     return (parts.sum(0) - parts) / (len(parts) - 1)
 
 
-def removed_by(
-    query: AtQuery, demonstrations: Mask, change: Change
-) -> Float[Tensor, "batch layer head d_head"]:
-    """Return what a change of the weights takes off every head's output, in float64."""
-    demos, seen = query.mask(demonstrations)[:, None, None], query.seen[:, None, None]
-    layers = []
-    for q, key, value, _ in read_heads(query):
-        weights = scores(q[:, :, None], key, seen).softmax(-1)  # (batch, head, 1, pos)
-        layers.append(((weights - change(weights, demos)) @ value)[:, :, 0])
-    return torch.stack(layers, 1)
-
-
 def predict(
     query: AtQuery,
     answer: Ids,
@@ -152,16 +127,12 @@ def ablations(
 ) -> dict[str, Predictions]:
     """Answer as it is (``whole``) and without the updates or starts of heads, by way.
 
-    ``"no update, MLPs held"`` leaves the MLPs at their values of the whole run, so that what is
-    lost does not pass through them. Other arguments as for ``predict``.
+    Other arguments as for ``predict``.
     """
     by_way = {}
     for way in bar(ways, "ablations"):
-        part, _, held = way.removeprefix("no ").partition(", ")
-        hooks = [] if way == "whole" else change_heads(query, demonstrations, PARTS[part], heads)
-        if held:
-            names = (get_act_name("mlp_out", layer) for layer in range(query.model.cfg.n_layers))
-            hooks += [set_activation(name, query.found[name]) for name in names]
+        change = PARTS.get(way.removeprefix("no "))  # none for the whole
+        hooks = change_heads(query, demonstrations, change, heads) if change else []
         by_way[way] = predict(query, answer, choices, hooks, centred=centred)
     return by_way
 
@@ -169,17 +140,3 @@ def ablations(
 def chance(choices: Ids | None) -> float:
     """Return the accuracy of a guess among the choices, 0 among all tokens."""
     return 0.0 if choices is None else 1 / choices.shape[1]
-
-
-def is_able(whole: Predictions, choices: Ids | None) -> bool:
-    """Tell whether a model answers two standard errors better than a guess."""
-    mean, error = mean_se(whole.is_correct.double())
-    return mean - 2 * error > chance(choices)
-
-
-def still_right(
-    changed: Predictions, whole: Predictions, choices: Ids | None
-) -> Float[Tensor, "answers"]:
-    """Tell of the right answers which stay right; the mean is a share, with a guess put to 0."""
-    still = changed.is_correct[whole.is_correct].double()
-    return (still - chance(choices)) / (1 - chance(choices))

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ...errors import IclError
-from ...interp.at_query import AtQuery, Mask, read, read_heads, scores
+from ...interp.at_query import AtQuery, Mask, read, read_heads
 from ...interp.hooks import Head, check_head
 from ...interp.invariants import blocks, toward
 from ...interp.kv_cache import demonstrations as before_query
@@ -100,16 +100,6 @@ def explicit_head_step(
     (parts,) = read_heads(query, [head[0]])
     q, key, value = (part[:, head[1]] for part in parts[:3])
     return explicit_steps(*gram(q, key), value, query.mask(demonstrations), query.seen)
-
-
-def share_rising(query: AtQuery, demonstrations: Mask) -> Float[Tensor, "batch"]:
-    """Return the share of demonstrations i whose v_i·W φ(k_i) rises with the step, over heads."""
-    demos, shares = query.mask(demonstrations)[:, None], []  # (batch, 1, key)
-    for _, key, value, _ in read_heads(query):
-        near = scores(key, key, demos[:, :, None]).softmax(-1)  # (batch, head, key, key)
-        rises = (near * (value @ value.mT)).sum(-1) > 0
-        shares.append((rises & demos).sum(-1) / demos.sum(-1))
-    return torch.stack(shares, 1).mean((1, 2))
 
 
 class LogitAttribution(NamedTuple):

@@ -1,22 +1,17 @@
 """Dual models of real heads: against transformers alone, and edits by hand there."""
 
-from functools import partial
-
 import pytest
 import torch
 from random_prompts import random_prompts
 from tiny import VOCAB, tokens
-from torch.nn.functional import scaled_dot_product_attention
 
-from iclutils.chapters.contrastive_kernel import ablation
 from iclutils.chapters.contrastive_kernel.ablation import PARTS, change_heads
-from iclutils.chapters.contrastive_kernel.dual import contrast, dual_form
+from iclutils.chapters.contrastive_kernel.dual import dual_form
 from iclutils.chapters.contrastive_kernel.heads import (
     direct_logit_attribution,
     dual_heads,
     examples,
     explicit_head_step,
-    share_rising,
 )
 from iclutils.interp.at_query import read, read_heads
 from tools.architectures import Case
@@ -66,67 +61,20 @@ def test_direct_contributions_sum_to_the_logit(case, against):
     assert float(found.update_share) == pytest.approx(float(updates.mean() / expected.mean()), 1e-3)
 
 
-CHANGES = {
-    "no update": ablation.no_update,
-    "no start": ablation.no_start,
-    "shorter start": partial(ablation.regularised, alpha=0.7),
-    "negative samples": partial(ablation.negative_samples, beta=0.7),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_change_is_z_replaced_by_hand(case, name):
+@pytest.mark.parametrize("part", PARTS)
+def test_a_change_is_z_replaced_by_hand(case, part):
     """One head's z from its keys and values, put into the network alone."""
     query, place = read(case.model, X), (1, 2)
     (parts,) = read_heads(query, place[:1])
     q, key, value = (part[:, place[1]] for part in parts[:3])
     start, update = (part[:, 0] for part in dual_form(q[:, None], key, value, MASK))
-    last = {"no update": start, "no start": update, "shorter start": 0.3 * start + update}
-    changed = scaled_dot_product_attention(q[:, None], key, contrast(value, MASK, 0.7))
-    last["negative samples"] = changed[:, 0]
     z = case.alone.z(X, place)
-    z = torch.cat([z[:, :-1], last[name].to(z)[:, None]], 1)
+    left = {"update": start, "start": update}[part].to(z)
+    z = torch.cat([z[:, :-1], left[:, None]], 1)
     expected = case.alone(X, edits=case.alone.with_z(place, z))[:, -1]
-    hooks = change_heads(query, MASK, CHANGES[name], [place])
+    hooks = change_heads(query, MASK, PARTS[part], [place])
     close(query.reread(hooks).log_softmax(-1), expected, 1e-3)
     assert (case.alone(X)[:, -1] - expected).abs().max() > 1e-3
-
-
-def test_what_a_change_removes(case):
-    """The part itself, or a share of it."""
-    query = read(case.model, X)
-    start, update, _ = dual_heads(query, MASK)
-    tenth = partial(ablation.regularised, alpha=0.1)
-    for change, part in ((PARTS["update"], update), (PARTS["start"], start), (tenth, 0.1 * start)):
-        close(ablation.removed_by(query, MASK, change), part, 1e-10)
-
-
-def test_answers_that_stay_right():
-    """Two of three right answers stay; with three choices a guess, one third, is put to 0."""
-    whole, changed = (
-        ablation.Predictions(torch.zeros(4), torch.tensor(right).bool())
-        for right in ([1, 1, 1, 0], [1, 0, 1, 1])
-    )
-    assert float(ablation.still_right(changed, whole, None).mean()) == pytest.approx(2 / 3)
-    three = torch.zeros(4, 3, dtype=torch.long)
-    assert float(ablation.still_right(changed, whole, three).mean()) == pytest.approx(1 / 2)
-    assert ablation.is_able(whole, None)
-    assert not ablation.is_able(whole, three)
-
-
-def test_the_inner_products_that_rise_with_a_step(gpt2):
-    """v_i·ΔW φ(k_i) by loops over heads and demonstrations."""
-    mask, rises = MASK[:2], torch.zeros(2)
-    query = read(gpt2, X[:2])
-    for layer in read_heads(query):
-        for row in range(2):
-            shown = mask[row].nonzero()[:, 0].tolist()
-            for _, key, value, _ in zip(*(part[row] for part in layer), strict=True):
-                for i in shown:
-                    near = [(key[i] @ key[j] / len(key[i]) ** 0.5).exp() for j in shown]
-                    total = sum(w * value[i] @ value[j] for w, j in zip(near, shown, strict=True))
-                    rises[row] += float(total > 0) / len(shown)
-    close(share_rising(query, mask), rises / (gpt2.cfg.n_layers * gpt2.cfg.n_heads))
 
 
 def test_tokens_know_their_example():
