@@ -269,9 +269,9 @@
         const mean = sure.reduce((sum, p) => sum + p, 0) / m.count;
         const numbers = [
           ["letters right in the second copy", `${m.right} of ${m.count}`, ""],
-          ["how sure it is of the right letter there", mean.toFixed(2), `from 0 to 1; a blind guess ${(1 / m.run.vocab).toFixed(3)}`],
+          ["how sure it is of the right letter there", mean.toFixed(2), `from 0 to 1; a blind guess among its ${m.run.vocab} tokens: ${(1 / m.run.vocab).toFixed(3)}`],
         ];
-        const view = `<div class="live-rows">${strip({ ...m, pattern: new Float64Array(m.pattern.length), at: -1 })}</div><p class="live-note">Large: the letters that the network reads. Small: what it says comes next. In the first row it can only guess; ? is a guess that has no letter here.</p>`;
+        const view = `<div class="live-rows">${strip({ ...m, pattern: new Float64Array(m.pattern.length), at: -1 })}</div><p class="live-note">Large: the letters that the network reads. Small: what it says comes next. In the first row it can only guess. (It knows ${m.run.vocab} tokens. We write ${LETTERS.length} of them as letters, capital or small, and all others as ?.)</p>`;
         return { numbers, view, said: `${m.right} of ${m.count} letters of the second copy are right.`, ...m };
       },
     };

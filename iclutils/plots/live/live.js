@@ -257,7 +257,7 @@ const Live = (() => {
       return { ...task, told, item: make("li", {}, task.text, " ", told), met: new Set(), holds: [] };
     });
     const list = make("ol", { class: "live-tasks", "aria-label": "Things to find" }, ...tasks.map(({ item }) => item));
-    const more = make("details", { class: "live-more" }, make("summary", {}, tasks.length ? "More to change, more to find" : "More"), back, detail,
+    const more = make("details", { class: "live-more" }, make("summary", {}, tasks.length ? "More to change, more to find" : figure.fields(figure.first).some(({ more }) => more) ? "More" : "Reset, or copy a link"), back, detail,
       ...(tasks.length ? [make("p", { class: "live-head" }, "Can you find it?"), list] : []));
     const wager = figure.bet && bet(figure.bet, (text) => (news.textContent = text));
     const form = make("form", { class: "live-form", submit: (event) => event.preventDefault(), "aria-label": "What the figure shows" }, front, more);

@@ -73,7 +73,7 @@
     needs: () => ["regression-d2"],
     bet: {
       asks: "Make all labels ten times as large. The answers of least squares then grow ten times. And those of the network?",
-      choices: ["ten times as well (8 to 12 times)", "less than eight times", "more than twelve times"],
+      choices: ["ten times, too (8 to 12 times)", "less than eight times", "more than twelve times"],
       deed: "Now move “Labels times” to 10.",
       answer: (s, m) => (s.scale < 10 ? null
         : [m.grown < 8 ? 1 : m.grown > 12 ? 2 : 0, `With ten times the labels the network's answers grow ${m.grown.toFixed(1)} times; those of least squares grow ten times. In training it has seen labels of the usual size only.`]),
@@ -102,10 +102,10 @@
       const most = Math.max(2, ...m.other.map(Math.abs));
       const rows = Object.entries(m.away).sort((a, b) => a[1] - b[1]);
       const per = state.scale === 1 ? "" : `, divided by ${state.scale}`;
-      const best = `Fitted to these very pairs, ridge with the best λ is ${m.best.ridge.toFixed(2)} away, and one step with the best rate ${m.best.step.toFixed(2)}.`;
+      const best = `With the best λ for these very pairs, ridge is ${m.best.ridge.toFixed(2)} away; with the best rate, one step is ${m.best.step.toFixed(2)} away.`;
       const view = `<div class="live-row-of live-three">${plane("The network", m.field, state, most)}${plane(NAMES[state.other][0].toUpperCase() + NAMES[state.other].slice(1), m.other, state, most)}` +
-        `${plane("The network minus it", gap, state, most)}</div>` +
-        `<p class="live-note">Blue: above 0; brown: below 0; strongest: ${most.toFixed(1)} or more${per}. Circles: the pairs, with their labels${state.scale === 1 ? "" : ` before they are multiplied by ${state.scale}`}. Distance: root mean square difference of two answers, over new places drawn as in training${per}. ${best}</p>`;
+        `${plane("The difference", gap, state, most)}</div>` +
+        `<p class="live-note">Blue: above 0; brown: below 0; strongest: ${most.toFixed(1)} or more${per}. Circles: the pairs, with their labels${state.scale === 1 ? "" : ` before they are multiplied by ${state.scale}`}. Distance: how far two maps differ (root of the mean squared difference, over new places drawn as in training)${per}. ${best}</p>`;
       const settings = { ols: "no penalty", ridge: `penalty λ = ${Number(state.penalty).toFixed(2)}`, step: `rate ${Number(state.rate).toFixed(2)}` };
       const numbers = Object.entries(NAMES).map(([key, name]) => [`distance to ${name}`, m.away[key].toFixed(2), settings[key] + per.replace("divided by", "÷")]);
       const said = `The network is ${rows.map(([key, value]) => `${value.toFixed(2)} from ${NAMES[key]}`).join(", ")}${per}.`;
