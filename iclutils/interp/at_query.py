@@ -52,7 +52,7 @@ class AtQuery:
     at: Int[Tensor, "batch"]  # where the query stands
     keys: States  # per layer (batch, head, pos, d_head), after any rotation
     values: States
-    found: Mapping[str, Tensor]  # activations at the query, (batch, 1, ...), by the hook's name
+    activations: Mapping[str, Tensor]  # at the query, (batch, 1, ...), by the hook's name
     logits: Float[Tensor, "batch vocab"]
 
     @property
@@ -66,7 +66,7 @@ class AtQuery:
     def __getitem__(self, rows: slice) -> AtQuery:
         """Take some of the prompts."""
         keys, values = (tuple(x[rows] for x in part) for part in (self.keys, self.values))
-        found = {k: x if len(x) == 1 else x[rows] for k, x in self.found.items()}
+        found = {k: x if len(x) == 1 else x[rows] for k, x in self.activations.items()}
         some = (self.tokens[rows], self.at[rows], keys, values, found, self.logits[rows])
         return AtQuery(self.model, *some)
 
@@ -156,8 +156,8 @@ def read_heads(query: AtQuery, layers: Sequence[int] | None = None) -> Iterator[
     Query and z are (batch, head, d_head), keys and values (batch, head, pos, d_head).
     """
     for layer in range(query.model.cfg.n_layers) if layers is None else layers:
-        q, z = (query.found[get_act_name(part, layer)] for part in ("q", "z"))
-        q = rotate(query.model, layer, "q", q, angles(query.found, layer))
+        q, z = (query.activations[get_act_name(part, layer)] for part in ("q", "z"))
+        q = rotate(query.model, layer, "q", q, angles(query.activations, layer))
         parts = q[:, 0], query.keys[layer], query.values[layer], z[:, 0]
         yield [part.double() for part in parts]
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow
@@ -60,14 +60,11 @@ class TextTask:
     test: str = ""
 
 
-def _task(fields: dict[str, Any]) -> TextTask:
-    """Make a task of its fields in ``tasks.yml``."""
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-    return TextTask(**values)
-
-
 _FIELDS = yaml.safe_load((OWN / "tasks.yml").read_text(encoding="utf-8"))
-TASKS = {name: _task(fields) for name, fields in _FIELDS.items()}
+TASKS = {
+    name: TextTask(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+    for name, fields in _FIELDS.items()
+}
 
 
 # Rows
@@ -204,30 +201,27 @@ def pieces_in_place(
     Alone, a piece can become other tokens: Llama-2's tokenizer begins every text with a space. A
     token belongs to the piece of its last character, so that a space goes with the word after it.
     """
-    split = []
-    for pieces, (row, offsets) in zip(texts, _with_offsets(tokenizer, texts), strict=True):
-        ids = [list[int]() for _ in pieces]
-        for token, owner in zip(row, _owners(pieces, offsets), strict=True):
-            ids[owner].append(token)
-        split.append(ids)
-    return split
+    return [[[token for token, _ in piece] for piece in row] for row in _split(tokenizer, texts)]
 
 
-def _with_offsets(
+def _split(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[Sequence[str]]
-) -> list[tuple[list[int], list[tuple[int, int]]]]:
-    """Return ids of texts of pieces, and the first character of each token and the one after it."""
+) -> list[list[list[tuple[int, bool]]]]:
+    """Return the tokens of each piece of each text, and whether each begins in its piece."""
     if not getattr(tokenizer, "is_fast", False):
         raise IclError("This tokenizer is no fast one of transformers: give a tokenizer.json.")
     joined = ["".join(pieces) for pieces in texts]
     encoded = encode_text(tokenizer, joined, return_offsets_mapping=True)
-    return list(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True))
-
-
-def _owners(pieces: Sequence[str], offsets: Sequence[tuple[int, int]]) -> Int[np.ndarray, "token"]:
-    """Return the piece that the last character of each token comes from."""
-    last = [max(end - 1, 0) for _, end in offsets]
-    return np.searchsorted(np.cumsum([len(piece) for piece in pieces]), last, side="right")
+    rows = []
+    columns = texts, encoded["input_ids"], encoded["offset_mapping"]
+    for pieces, ids, offsets in zip(*columns, strict=True):
+        ends = np.cumsum([len(piece) for piece in pieces])
+        owners = np.searchsorted(ends, [max(end - 1, 0) for _, end in offsets], side="right")
+        row = [list[tuple[int, bool]]() for _ in pieces]
+        for token, owner, (first, _) in zip(ids, owners, offsets, strict=True):
+            row[owner].append((token, bool(first >= ends[owner] - len(pieces[owner]))))
+        rows.append(row)
+    return rows
 
 
 def first_tokens(
@@ -297,9 +291,9 @@ def encode(
     BOS comes first where the tokenizer gives it to every text. Prompts that are too long or
     contradict themselves (``Prompts.check``) raise.
     """
-    read = _with_offsets(tokenizer, [[piece for piece, _ in p] for p in parts])
     start = start_tokens(tokenizer)
-    ids = [start + row for row, _ in read]
+    split = _split(tokenizer, [[piece for piece, _ in pieces] for pieces in parts])
+    ids = [start + [token for piece in row for token, _ in piece] for row in split]
     fitting = [n for n in range(len(ids)) if len(ids[n]) <= context]
     if len(fitting) < len(ids) and (over_long == "error" or not fitting):
         raise IclError(
@@ -308,7 +302,7 @@ def encode(
             f"{max(map(len, ids))}. Show fewer demonstrations, use a model with a longer context, "
             'or leave those queries out with over_long="drop".'
         )
-    places = [_places(parts[n], read[n][1], len(start)) for n in fitting]
+    places = [_places(parts[n], split[n], len(start)) for n in fitting]
     longest = max(len(ids[n]) for n in fitting)
     shape = len(fitting), len(demo_class[0])
     label_pos = torch.tensor([at for _, at in places], dtype=torch.long).view(shape)
@@ -335,23 +329,18 @@ def _pieces(task: TextTask, examples: Sequence[Row], query: str) -> list[Piece]:
 
 
 def _places(
-    pieces: Sequence[Piece], offsets: Sequence[tuple[int, int]], start: int
+    pieces: Sequence[Piece], split: Sequence[Sequence[tuple[int, bool]]], start: int
 ) -> tuple[list[int], list[int]]:
-    """Find the role of every token, and the position of each label word's first sub-token.
-
-    Before the tokens at these ``offsets`` come ``start`` others that belong to no piece.
-    """
-    texts = [piece for piece, _ in pieces]
-    owner, begins = _owners(texts, offsets), np.cumsum([0, *map(len, texts)])
-    labels = []
-    for p, (word, role) in enumerate(pieces):
-        if role != Role.LABEL:
-            continue
-        at = int(np.searchsorted(owner, p))
-        if at == len(owner) or owner[at] != p or offsets[at][0] < begins[p]:
-            raise IclError(
-                f"This tokenizer merges the label word {word!r} with what stands beside it: use "
-                "other label words."
-            )
-        labels.append(start + at)
-    return [int(Role.FORMAT)] * start + [int(pieces[p][1]) for p in owner], labels
+    """Return the role of every token, and the position of each label word's first sub-token; before
+    them come ``start`` others that belong to no piece."""
+    roles, labels = [int(Role.FORMAT)] * start, list[int]()
+    for (word, role), tokens in zip(pieces, split, strict=True):
+        if role == Role.LABEL:
+            if not tokens or not tokens[0][1]:
+                raise IclError(
+                    f"This tokenizer merges the label word {word!r} with what stands beside it: "
+                    "use other label words."
+                )
+            labels.append(len(roles))
+        roles += [int(role)] * len(tokens)
+    return roles, labels

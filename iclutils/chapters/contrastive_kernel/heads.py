@@ -130,7 +130,7 @@ def direct_logit_attribution(
     layers = range(model.cfg.n_layers)
 
     def at_query(name: str, layer: int) -> Tensor:
-        return query.found[get_act_name(name, layer)][:, 0].double()
+        return query.activations[get_act_name(name, layer)][:, 0].double()
 
     unembed, logit = model.W_U, query.logits.double()
     direction = unembed[:, answer].T
@@ -142,7 +142,7 @@ def direct_logit_attribution(
     reads = toward(model, end.float(), direction).double()
     by_head = []
     for layer, block in enumerate(blocks(model)):
-        z = query.found[get_act_name("z", layer)][:, 0]
+        z = query.activations[get_act_name("z", layer)][:, 0]
         through = block.pull_back(z, reads.float()).double()  # (batch, d_model)
         by_head.append(torch.einsum("hed,bd->bhe", block.out.double(), through))
     start, update, z = ((part * torch.stack(by_head, 1)).sum(-1) for part in duals)

@@ -106,10 +106,10 @@ def head_writes(
     """Return what every head writes at the query, and the residual stream after every layer."""
     writes, states = [], []
     for layer, block in enumerate(blocks(query.model)):
-        z = query.found[get_act_name("z", layer)][:, 0]
+        z = query.activations[get_act_name("z", layer)][:, 0]
         every = z[:, None].expand(-1, z.shape[1], -1, -1)  # of all heads, for each of them
         writes.append(block.share(every, torch.einsum("bhe,hed->bhd", z, block.out)))
-        states.append(query.found[get_act_name("resid_post", layer)][:, 0])
+        states.append(query.activations[get_act_name("resid_post", layer)][:, 0])
     return torch.stack(writes, 1), torch.stack(states, 1)
 
 
