@@ -75,12 +75,14 @@ class Frozen:
 def freeze(norm: Norm, at: Stream) -> Frozen | None:
     """Hold the scale of a norm fixed at what it is ``at`` a point; None if it is no norm.
 
-    What the norm makes of zeros and of numbers of one size shows its bias and its weight.
+    What the norm makes of zeros and of numbers of one size shows its bias and its weight. Zeros
+    become NaN without an epsilon; then numbers of both signs show the bias.
     """
     sign = torch.ones_like(at[..., :1, :].flatten(0, -2)[0])
     sign[1::2] = -1
     with torch.no_grad():
         shift = norm(torch.zeros_like(sign))
+        shift = shift if bool(shift.isfinite().all()) else (norm(sign) + norm(-sign)) / 2
         weight = (norm(1e3 * sign) - shift) * sign
         after = norm(at) - shift
         for centred in (False, True):
@@ -232,7 +234,8 @@ def _norms(model: TransformerBridge, owner: Any) -> Iterator[Norm]:
         module = getattr(getattr(owner, name, None), "original_component", None)
         if module is not None:
             yield module
-    shape, eps = (model.cfg.d_model,), float(getattr(model.cfg, "eps", None) or 1e-5)
+    shape, eps = (model.cfg.d_model,), getattr(model.cfg, "eps", None)
+    eps = 1e-5 if eps is None else float(eps)
     yield partial(functional.layer_norm, normalized_shape=shape, eps=eps)
     yield partial(functional.rms_norm, normalized_shape=shape, eps=eps)
 
