@@ -216,17 +216,12 @@ def begin(
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    _draw_vectors()
+    if get_ipython() is not None:  # figures of SVG whose text is text, with nothing that varies
+        set_matplotlib_formats("svg", metadata={"Date": None})
     what = model or "the tier's own models"
     untrained = ", random weights" if weights == "random" else ""
     print(f"{chosen.column} tier, {what}{untrained}, seed {seed}, {where}")
     return Session(chosen, model, seed, where, weights)
-
-
-def _draw_vectors() -> None:
-    """Let a notebook keep its figures as SVG whose text is text, with nothing that varies."""
-    if get_ipython() is not None:
-        set_matplotlib_formats("svg", metadata={"Date": None})
 
 
 def _tiers_named_by(model: str) -> tuple[str, ...]:

@@ -85,14 +85,13 @@ def least_harm(
     cases: Sequence[tuple[CleanCorrupt, Sequence[Head]]],
     start: Replacement,
     steps: int,
-    rate: float = 0.03,
 ) -> Replacement:
     """Return the replacement by the constants, one vector a head for all cases, after which the
     answer's mean -log p over the prompts of all cases is lowest: ``steps`` of Adam from ``start``
     (one vector a head), a case at a time. A case is a task and the heads to remove in it."""
     values = torch.stack([start.by_layer[layer] for layer in range(model.cfg.n_layers)]).clone()
     values.requires_grad_()  # (layer, head, d_head)
-    descent = torch.optim.Adam([values], lr=rate)
+    descent = torch.optim.Adam([values], lr=0.03)
     for step in range(steps):
         task, heads = cases[step % len(cases)]
         hooks = put_heads(head_masks(model, heads, len(task)), dict(enumerate(values)))
@@ -157,17 +156,15 @@ def controls_by_row(
     return [drawn[row % draws] for row in range(rows)]
 
 
-def caption(heads: str, replacements: Iterable[Replacement], control: bool = True) -> str:
-    """Return the sentence that a figure of removals carries, with all five parts."""
-    ways = [each.words for each in replacements]
-    said = "; or ".join(ways)
-    text = f"Removed: {heads}. At every position each head's output becomes {said}. Measured: "
-    text += "the answer's probability among all words, its lead over the rival's answer in nats, "
-    text += "and how often it is the likeliest word."
-    if control:
-        text += f" Controls: {DRAWS} draws of as many other heads of the same layers, dealt over "
-        text += "the prompts."
-    return text
+def caption(heads: str, replacements: Iterable[Replacement]) -> str:
+    """Return the sentences that a figure of removals carries, with all five parts."""
+    ways = "; or ".join(each.words for each in replacements)
+    return (
+        f"Removed: {heads}. At every position each head's output becomes {ways}. Measured: the "
+        "answer's probability among all words, its lead over the rival's answer in nats, and how "
+        f"often it is the likeliest word. Controls: {DRAWS} draws of as many other heads of the "
+        "same layers, dealt over the prompts."
+    )
 
 
 def _outputs(

@@ -62,8 +62,8 @@ class HubModel:
     sha256: dict[str, str]
 
 
-PINNED = read_json(Path(__file__).with_name("hub.json"))
-HUB = {name: HubModel(**pins) for name, pins in PINNED.items()}
+_HUB = read_json(Path(__file__).with_name("hub.json"))
+HUB = {name: HubModel(**pins) for name, pins in _HUB.items()}
 
 # GPT-J is no entry, because the SHA-256 of its safetensors weights could not be confirmed; they
 # are at load("EleutherAI/gpt-j-6b@f3f428825b6fc4c087af475ea729ac652edeee33").

