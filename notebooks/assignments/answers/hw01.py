@@ -138,19 +138,13 @@ def _begun(copy, bos):
 
 
 SCRAMBLED = {
-    "A token follows the token that it followed in the first "
-    "half.": "(order[1:] == order[:-1] + 1).any() -> False",
-    "The second half has other tokens: then it is news which tokens "
-    "occur.": "torch.stack(rows)] -> torch.randint(8, 98, copy.shape, generator=generator)]",
-    "The first half is the copy as it is given.": "_begun(copy, -> _begun(copy.flip(1),",
-    "All sequences have one order: "
-    "draw it anew for each.": "rows.append(row[order]) -> rows = [each[order] for each in copy]",
-    "Some tokens never come first, or last: "
-    "the order is not drawn at random.": ".any(): -> .any() or order[0] == 0:",
-    "BOS comes first, once.": "(rows)], 1) -> (rows)], 1).roll(-1, 1)",
-    "Take random numbers from `generator`, and from nothing else.": lambda copy, bos, _: scrambled(
-        copy, bos, None
-    ),
+    "A token follows the token": "(order[1:] == order[:-1] + 1).any() -> False",
+    "has other tokens": "torch.stack(rows)] -> torch.randint(8, 98, copy.shape)]",
+    "The first half is the copy": "_begun(copy, -> _begun(copy.flip(1),",
+    "have one order": "rows.append(row[order]) -> rows = [each[order] for each in copy]",
+    "Some tokens never come first": ".any(): -> .any() or order[0] == 0:",
+    "BOS comes first": "(rows)], 1) -> (rows)], 1).roll(-1, 1)",
+    "Take random numbers from": "generator=generator -> generator=None",
 }
 
 
@@ -162,16 +156,10 @@ def repetition_gain(logits, tokens):
 
 
 REPETITION_GAIN = {
-    "Entry L asks for the first token after the whole list, and nothing has announced that the "
-    "list starts over: "
-    "the clean half starts at entry L + 1.": "length + 1 -> length",
-    "Entry i is about token i + 1. Did you read the probability of token i "
-    "itself?": "tokens[:, 1:, None] -> tokens[:, :-1, None]",
-    "The sign is turned around: second copy minus first, of log-probabilities (not of losses).": (
-        lambda *given: -repetition_gain(*given)
-    ),
-    "Those are differences of raw logits: "
-    "take the log-softmax over the vocabulary first.": ".log_softmax(-1) -> ",
+    "Nothing announces what entry L asks for: start at entry L + 1.": "length + 1 -> length",
+    "Entry i is about token i + 1.": "tokens[:, 1:, None] -> tokens[:, :-1, None]",
+    "The sign is turned around: second copy minus first.": ".mean(1) - -> .mean(1) * -1 +",
+    "Those are raw logits: take the log-softmax first.": ".log_softmax(-1) -> ",
 }
 
 
@@ -187,13 +175,10 @@ def _everywhere(pattern):
 
 
 LOOKS_BACK = {
-    "That is the distance which most of *all* rows prefer: keep the queries of the second copy, "
-    "L + 1 to 2L.": _everywhere,
-    "Those are one too many: the distance from q to k is q - k.": lambda a: looks_back(a) + 1,
-    "Those are one too few: the distance from q to k is q - k.": lambda a: looks_back(a) - 1,
-    "One number for each head: average over the sequences first.": lambda a: torch.stack(
-        [looks_back(each[None]) for each in a]
-    ),
+    "Keep the queries of the second copy alone, L + 1 to 2L.": _everywhere,
+    "One too many: the distance from q to k is q - k.": ".argmax(-1) -> .argmax(-1) + 1",
+    "One too few: the distance from q to k is q - k.": ".argmax(-1) -> .argmax(-1) - 1",
+    "One number for each head: average over the sequences first.": ".mean(0).argmax -> .argmax",
 }
 
 
@@ -208,19 +193,17 @@ def _earlier(tokens):
 
 
 PREFIX_SCORE = {
-    "That is the attention to the earlier *copies*: a duplicate-token head. Look at the position "
-    "after each copy.": lambda pattern, tokens: prefix_score(pattern.roll(1, -1), tokens),
+    "That is the attention to the earlier *copies*: look at the position after each copy.": (
+        "matching(pattern -> matching(pattern.roll(1, -1)"
+    ),
     "BOS at position 0 is no earlier occurrence: leave it out.": lambda pattern, tokens: (
         prefix_score(pad(pattern, (1, 0, 1, 0)), pad(tokens, (1, 0), value=-1))
     ),
-    "Average over the queries that have an earlier occurrence, not over all: a query without one "
-    "cannot match anything.": lambda pattern, tokens: (
-        prefix_score(pattern, tokens) * (_earlier(tokens) > 0).float().mean(1, keepdim=True)
+    "Average over the queries that have an earlier occurrence, not over all.": lambda a, tokens: (
+        prefix_score(a, tokens) * (_earlier(tokens) > 0).float().mean(1, keepdim=True)
     ),
-    "Sum over the matching positions of a query before you average: it may have several.": (
-        lambda pattern, tokens: prefix_score(
-            pattern / _earlier(tokens).clamp(min=1)[:, None, :, None], tokens
-        )
+    "A query may have several matches: sum over them before you average.": lambda a, tokens: (
+        prefix_score(a / _earlier(tokens).clamp(min=1)[:, None, :, None], tokens)
     ),
 }
 
@@ -235,23 +218,21 @@ def _eigenvalues(reads, values, output, unembed):
     return torch.linalg.eigvals(output @ unembed @ reads @ values)
 
 
-def _symmetric(circuit):
-    even = torch.linalg.eigvalsh((circuit + circuit.T) / 2)
+def _symmetric(reads, values, output, unembed):
+    circuit = (reads @ values @ output @ unembed).double()
+    even = torch.linalg.eigvalsh(circuit + circuit.T)
     return (even.sum() / even.abs().sum()).item()
 
 
 COPYING_SCORE = {
-    "Singular values are never negative: take the eigenvalues, which may be.": lambda *w: 1.0,
-    "Divide by the sum of |eigenvalue|, not of singular values: they differ unless the matrix is "
-    "symmetric.": lambda a, b, c, d: (
+    "Singular values are never negative: take eigenvalues.": lambda *w: 1.0,
+    "Divide by the sum of |eigenvalue|, not of singular values.": lambda a, b, c, d: (
         _eigenvalues(a, b, c, d).sum().real / torch.linalg.svdvals((a @ b @ c @ d).double()).sum()
-    ).item(),
-    "The size of a complex eigenvalue is its absolute value, not that of its real part: take "
-    ".abs() before .real.": lambda *w: (
-        _eigenvalues(*w).real.sum() / _eigenvalues(*w).real.abs().sum()
-    ).item(),
-    "The matrix is not symmetric: eigvalsh (or symmetrising) "
-    "gives other numbers than eigvals.": lambda a, b, c, d: _symmetric((a @ b @ c @ d).double()),
+    ),
+    "The size of a complex eigenvalue is its absolute value: take .abs() before .real.": (
+        "values.abs().sum() -> values.real.abs().sum()"
+    ),
+    "The matrix is not symmetric: eigvalsh gives other numbers than eigvals.": _symmetric,
 }
 
 
@@ -272,8 +253,7 @@ SHARES_KEPT = {
     "Those are the scores after the cut: divide by the score before it.": " / score([]) -> ",
     "That is what is lost: the share kept is after / before.": lambda *a: 1 - shares_kept(*a),
     'Those are the shares after zero ablation: ask for "mean".': '"mean" -> "zero"',
-    "Those are the shares of the attention L back, to the same token. "
-    "Prefix matching looks L - 1 back.": "length - 1 -> length",
+    "Prefix matching looks L - 1 back: L back is the same token.": "length - 1 -> length",
 }
 
 
@@ -314,9 +294,7 @@ LEFT = {
 
 reason = "c"
 REASON = {
-    "The share that remains is a ratio of two scores of the *same* head; that "
-    "the score is high before the cut says nothing of what remains.": "a",
+    "The share is a ratio of two scores of the *same* head: how high they are says nothing.": "a",
     "Heads of layer 0 do look at the previous token there; how many?": "b",
-    "Mean ablation does remove what the head says about its "
-    "position: the same cut leaves next to nothing in induction-3.": "d",
+    "Mean ablation removes the position too: the same cut leaves nothing in induction-3.": "d",
 }

@@ -3,7 +3,6 @@
 import torch
 from iclutils.chapters.label_anchors.answers import answers
 from iclutils.chapters.label_anchors.isolation import isolation
-from iclutils.interp.hooks import cut_attention
 from iclutils.models import load
 from iclutils.tasks import topics
 
@@ -47,10 +46,7 @@ def _is_control(control, label_pos, draw):
     if (places == 0).any():
         raise Mistake("BOS is no word of a demonstration, and there is nothing before it to cut.")
     if ((places <= before) | (places > label_pos)).any():
-        raise Mistake(
-            "A word of another demonstration has more words before it, or fewer: about as many "
-            "edges must be cut."
-        )
+        raise Mistake("A word of another demonstration has more edges to be cut, or fewer.")
     count = label_pos - before - 1
     share = torch.stack([(places == before + 1 + i).float().mean(0) for i in range(count.max())])
     wanted = (torch.arange(len(share))[:, None, None] < count) / count
@@ -119,16 +115,14 @@ def control_words(label_pos, generator):
 
 
 CONTROL_WORDS = {
-    "A label word is in the control: then it cannot differ from it.": "before - 1 -> before",
-    "BOS is no word of a demonstration, and there is nothing before it to cut.": (
+    "A label word is in the control": "before - 1 -> before",
+    "BOS is no word of a demonstration": (
         lambda at, generator: control_words(at, generator).index_fill(1, torch.tensor([0]), 0)
     ),
-    "A word of another demonstration has more words before it, or fewer: about as many edges must "
-    "be cut.": lambda at, generator: control_words(at, generator).flip(1),
-    "Not every word of a demonstration has the same chance.": lambda at, generator: at - 1,
+    "A word of another demonstration": lambda at, draw: control_words(at, draw).flip(1),
+    "Not every word of a demonstration": lambda at, generator: at - 1,
     "Positions are whole numbers.": ".long() -> ",
-    "Take random numbers from `generator`, "
-    "and from nothing else.": "generator=generator -> generator=None",
+    "Take random numbers from": "generator=generator -> generator=None",
 }
 
 
@@ -139,12 +133,10 @@ def saliency(attention, written, gradient):
 
 
 SALIENCY = {
-    "Sum over the heads first, then take the absolute value: "
-    "heads may cancel.": ".sum(1).abs() -> .abs().sum(1)",
+    "Sum over the heads first: they may cancel.": ".sum(1).abs() -> .abs().sum(1)",
     "Saliency has no sign: take the absolute value of the sum.": ".abs() -> ",
     "That is the derivative alone: multiply by the attention.": "attention * slope -> slope",
-    "The derivative by A[i, j] takes the gradient at i and what is written of "
-    "j.": "attention * slope -> attention * slope.mT",
+    "Take the gradient at i, what is written of j.": "attention * slope -> attention * slope.mT",
 }
 
 
@@ -160,13 +152,12 @@ def flow(importance, label_pos, target):
 
 FLOW = {
     "Those are sums: divide by the number of edges of each kind.": " / kinds.sum((-2, -1)) -> ",
-    "Rows are destinations and columns are sources: "
-    "you have them the wrong way round.": "importance[:, None] -> importance[:, None].mT",
-    "Gather edges lead *into* the label words, "
-    "not out of them.": "edge & label[:, :, None] -> edge & ~asked & label[:, None, :]",
+    "Rows are destinations, columns are sources.": "importance[:, None] -> importance[:, None].mT",
+    "Gather edges lead *into* the label words, not out of them.": (
+        "edge & label[:, :, None] -> edge & ~asked & label[:, None, :]"
+    ),
     "The rest are the edges that neither gather nor read.": "edge & ~(gather | read) -> edge",
-    "Nothing after the target belongs to the prompt: "
-    "stop at q.": " & (place <= target[:, None])[:, :, None] -> ",
+    "Nothing after q is in the prompt.": " & (place <= target[:, None])[:, :, None] -> ",
 }
 
 
@@ -183,8 +174,9 @@ ISOLATED = {
         "(cut | before.T)[:, None], -torch.inf).softmax(-1) "
         "-> before.T, -torch.inf).softmax(-1) * ~cut[:, None]"
     ),
-    "That cuts what others read *from* the label words. Isolation cuts what the label words read: "
-    "their rows.": "label[:, :, None] -> label[:, None]",
+    "Cut what the label words read, their rows, not what others read from them.": (
+        "label[:, :, None] -> label[:, None]"
+    ),
     "A label word may still attend to itself: cut only the sources before it.": (
         "(cut | before.T)[:, None], -torch.inf).softmax(-1) "
         "-> before.T, -torch.inf).softmax(-1) * ~label[:, None, :, None]"
@@ -202,10 +194,10 @@ def auc(scores, predicted):
 AUC = {
     "A tie counts one half; you count it as lost.": "0.5 -> 0.0",
     "A tie counts one half; you count it as won.": "0.5 -> 1.0",
-    "That is the area the other way round: a pair is won when the row of class 1 has the "
-    "*higher* score.": lambda scores, predicted: auc(-scores, predicted),
-    "That is the accuracy at a threshold of one half: the area compares all pairs and needs no "
-    "threshold.": lambda scores, predicted: ((scores > 0.5) == predicted).float().mean().item(),
+    "The row of class 1 wins with the *higher* score.": "(ones > zeros) -> (ones < zeros)",
+    "That is the accuracy at one half: the area compares all pairs.": lambda scores, predicted: (
+        _share((scores > 0.5) == predicted)
+    ),
 }
 
 
@@ -219,23 +211,11 @@ def _share(same):
     return same.float().mean().item()
 
 
-def _columns(model, prompts, layer):
-    size = prompts.tokens.shape[1]
-    cut = _is_label(prompts.label_pos, size)[:, None] & torch.ones(size, size).tril(-1).bool()
-    changed = answers(model, prompts, cut_attention(model, {layer: cut})).predicted
-    return _share(changed == answers(model, prompts).predicted)
-
-
 LABEL_LOYALTY = {
-    "That is the accuracy under isolation. Loyalty asks whether the answer is the *same* as "
-    "without isolation, right or wrong.": lambda model, prompts, layer: _share(
-        answers(model, prompts, isolation(model, prompts, [layer])).predicted == prompts.gold
+    "That is the accuracy: loyalty asks for the *same* answer, right or wrong.": (
+        "answers(model, prompts).predicted -> prompts.gold"
     ),
-    "That is the share of answers that change; loyalty is the share that stays.": lambda *given: (
-        1 - label_loyalty(*given)
-    ),
-    "Isolation cuts the rows of the label words (what they read), not their columns (what is "
-    "read from them).": _columns,
+    "That is the share of answers that change; loyalty is the share that stays.": "== -> !=",
 }
 
 
@@ -254,9 +234,7 @@ LOYALTY = {
 
 reason = "b"
 REASON = {
-    "What the target reads is not cut: "
-    "the rows of the label words are, and not that of the target.": "a",
+    "What the target reads is not cut: the rows of the label words are.": "a",
     "Isolation cuts the same number of edges in every layer.": "c",
-    "Isolating an early layer hurts, so the label words do not know the answer by "
-    "themselves: the words that are dealt out change from prompt to prompt.": "d",
+    "Then isolating an early layer would not hurt; and words are dealt out anew.": "d",
 }

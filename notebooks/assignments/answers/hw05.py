@@ -18,10 +18,7 @@ def _step_taken(loss, W, values, keys, biases, total, rate):
     weights = W.clone().requires_grad_()
     found = loss(weights, values, keys, biases, total, rate)
     if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
-        raise Mistake(
-            "`biased_loss` returns one number as a tensor that depends on W, so that "
-            "autograd can take its gradient: no .item(), no detach."
-        )
+        raise Mistake("`biased_loss` returns a tensor that depends on W: no .item(), no detach.")
     after = (W - rate * torch.autograd.grad(found, weights)[0]) @ keys[-1]
     return torch.cat([after, found.detach().reshape(1)])
 
@@ -114,10 +111,10 @@ def part_and_change(query, keys, values, example):
 
 
 PART_AND_CHANGE = {
-    "Without the example the other weights grow: "
-    "divide what is left by the weight that is left.": " / left -> ",
-    "The change is the output with all keys, less the output without the "
-    "example.": "whole - (whole - parts) / left -> (whole - parts) / left - whole",
+    "Without the example the other weights grow: divide by what is left of them.": " / left -> ",
+    "The change is the output with all keys, less the output without the example.": (
+        "whole - (whole - parts) / left -> (whole - parts) / left - whole"
+    ),
     "The parts come first, then the changes.": lambda *given: part_and_change(*given).flip(0),
     "The scores are divided by the square root of d.": " / len(query) ** 0.5 -> ",
     "The scores are divided by the square root of d, not by d.": " ** 0.5 -> ",
@@ -131,16 +128,13 @@ def features(z, omega):
 
 
 FEATURES = {
-    "The factor exp(-|z|²/2) is missing: "
-    "without it the mean of the product is exp(|k + q|²/2).": " - half -> ",
-    "Divide by the square root of the number of features: "
-    "the product of two of them is then a mean.": " / len(directions) ** 0.5 -> ",
-    "Divide by the *square root* of the number of features: "
-    "a product has two of them.": " ** 0.5 -> ",
-    "There are 2 m features, and the mean runs over all of them: "
-    "divide by the root of 2 m.": "len(directions) -> len(omega)",
-    "First all with omega, then all with "
-    "-omega.": "torch.cat([omega, -omega]) -> torch.stack([omega, -omega], 1).flatten(0, 1)",
+    "The factor exp(-|z|²/2) is missing.": " - half -> ",
+    "Divide by the square root of the number of features.": " / len(directions) ** 0.5 -> ",
+    "Divide by the *square root* of that number: a product has two features.": " ** 0.5 -> ",
+    "There are 2 m features: divide by the root of 2 m.": "len(directions) -> len(omega)",
+    "First all with omega, then all with -omega.": (
+        "torch.cat([omega, -omega]) -> torch.stack([omega, -omega], 1).flatten(0, 1)"
+    ),
 }
 
 
@@ -151,14 +145,11 @@ def biased_loss(W, values, features, biases, normaliser, rate):
 
 
 BIASED_LOSS = {
-    "The gradient has the wrong sign: the loss is *minus* the similarity, "
-    "since descent must raise it.": "-(biases -> (biases",
+    "The gradient has the wrong sign: the loss is *minus* the similarity.": "-(biases -> (biases",
     "The biases are missing.": "biases.exp() * similarity -> similarity",
-    "A bias is added to the score, "
-    "and so multiplies the kernel by its exponential.": "biases.exp() -> biases",
+    "A bias is added to the score: it multiplies by its exponential.": "biases.exp() -> biases",
     "D_q is missing: without it the step is not softmax attention.": " * normaliser -> ",
-    "The rate is missing: a step of the rate η must not depend on it, "
-    "so the loss is divided by η.": "rate * normaliser -> normaliser",
+    "The rate is missing: the step must not depend on it.": "rate * normaliser -> normaliser",
 }
 
 
@@ -179,18 +170,14 @@ def _rotated(steps, function, generator):
 
 SWAPPED = {
     "A prompt has kept its own step.": "function[order] == function -> order < 0",
-    "A prompt has the step of another prompt with the same "
-    "function.": "function[order] == function -> order == torch.arange(len(order))",
-    "A step is used twice, and another one not at all.": (
+    "with the same function": "function[order] == function -> order == torch.arange(len(order))",
+    "A step is used twice": (
         "steps[order] "
         "-> steps[torch.where(function[order.roll(1)] == function, order, order.roll(1))]"
     ),
-    "A prompt has a step that is nobody's: steps change hands, unchanged.": lambda steps, *_: (
-        steps.mean(0).expand_as(steps)
-    ),
-    "Who gets whose step is not at random: some prompts are never partners.": _rotated,
-    "Take random numbers from `generator`, "
-    "and from nothing else.": "randperm(len(steps), generator=generator) -> randperm(len(steps))",
+    "A prompt has a step that is nobody's": lambda steps, *_: steps.mean(0).expand_as(steps),
+    "Who gets whose step is not at random": _rotated,
+    "Take random numbers from": "randperm(len(steps), generator=generator) -> randperm(len(steps))",
 }
 
 
@@ -202,10 +189,8 @@ def with_negatives(query, keys, values, demos, beta):
 
 
 WITH_NEGATIVES = {
-    "A value is no negative of its own key: "
-    "leave v_i out of the sum over j.": "shown.sum(0) - shown -> shown.sum(0)",
-    "It is a mean over the *other* demonstrations: "
-    "divide by |D| - 1.": "(len(shown) - 1) -> len(shown)",
+    "A value is no negative of its own key.": "shown.sum(0) - shown -> shown.sum(0)",
+    "It is a mean over the *other* ones: divide by |D| - 1.": "(len(shown) - 1) -> len(shown)",
     "Only demonstrations are in the loss: the values of the other tokens stay.": (
         "changed[demos] = shown - beta * (shown.sum(0) - shown) "
         "-> changed = values - beta * (shown.sum(0) - values)"

@@ -88,15 +88,10 @@ def _is_control(control, heads, per_layer, draw):
 
 
 def _all_edges(function, nodes, clean, corrupt):
-    """The output for every edge; a wrong type or shape is left to be found as it is."""
-    found = []
-    for writer in range(len(nodes)):
-        for reader in range(writer + 1, len(nodes) + 1):
-            out = function(list(nodes), clean, corrupt, writer, reader)
-            if not isinstance(out, Tensor) or out.squeeze().shape != clean.shape:
-                return out
-            found.append(out.squeeze())
-    return torch.stack(found)
+    """The output for every edge."""
+    last = len(nodes)
+    edges = [(writer, reader) for writer in range(last) for reader in range(writer + 1, last + 1)]
+    return [function(list(nodes), clean, corrupt, *edge) for edge in edges]
 
 
 def _network(seed):
@@ -159,17 +154,14 @@ def more_influence(clean, first, second):
 
 
 MORE_INFLUENCE = {
-    "The divergence is the other way round: KL(clean || altered) weighs by the clean "
-    "probabilities.": (
+    "KL(clean || altered) weighs by the clean probabilities.": (
         "p.exp() * (p - each.log_softmax(-1)) -> each.softmax(-1) * (each.log_softmax(-1) - p)"
     ),
-    "The sign is turned around: the first token's influence, "
-    "less the second's.": "kl[0].mean() - kl[1].mean() -> kl[1].mean() - kl[0].mean()",
-    "Those are bits: "
-    "take the natural logarithm.": ".sum(-1) for -> .sum(-1) / torch.tensor(2.0).log() for",
+    "The sign is turned around: the first token's influence, less the second's.": (
+        "kl[0].mean() - kl[1].mean() -> kl[1].mean() - kl[0].mean()"
+    ),
     "Standard errors of independent draws add in squares.": "torch.hypot(*errors) -> sum(errors)",
-    "That is the error of the first influence alone: the second has one, "
-    "too.": "torch.hypot(*errors) -> errors[0]",
+    "The second influence has an error, too.": "torch.hypot(*errors) -> errors[0]",
 }
 
 
@@ -181,12 +173,9 @@ def sign_flip_p(effects, signs):
 
 
 SIGN_FLIP_P = {
-    "The observation is one of the draws: (1 + as extreme) / (1 + draws), "
-    "so that no p is 0.": "(1 + extreme) / (1 + len(signs)) -> extreme / len(signs)",
-    "The observation counts above the line as well: "
-    "(1 + as extreme) / (1 + draws).": "(1 + extreme) -> extreme",
-    "The test is two-sided: "
-    "compare absolute values.": "mean(-1).abs(), effects.mean().abs() -> mean(-1), effects.mean()",
+    "The observation is a draw, so that no p is 0.": "(1 + extreme) / (1 + -> extreme / (",
+    "The observation counts above the line as well.": "(1 + extreme) -> extreme",
+    "The test is two-sided: compare absolute values.": ".abs() -> ",
     "As extreme means at least as large: ties count.": ">= -> >",
 }
 
@@ -202,10 +191,8 @@ def incompleteness(score, circuit, model):
 
 
 INCOMPLETENESS = {
-    "That is the empty K alone, which is faithfulness: "
-    "try every subset of the circuit.": "_subsets(C) -> [set()]",
-    "K has one head in your subsets: "
-    "try those of every size.": "_subsets(C) -> [{head} for head in C]",
+    "That is the empty K alone: try every subset of the circuit.": "_subsets(C) -> [set()]",
+    "K has one head in your subsets: try every size.": "_subsets(C) -> [{head} for head in C]",
     "The size of the difference counts, not its sign.": "abs( -> float(",
     "K is a subset of the circuit, not of the model.": "_subsets(C) -> _subsets(M)",
 }
@@ -219,11 +206,11 @@ def minimality(score, circuit):
 
 
 MINIMALITY = {
-    "That is K empty alone: "
-    "a head that others stand in for looks superfluous then.": "_subsets(C - {v}) -> [set()]",
+    "That is K empty alone: others may stand in for a head then.": "_subsets(C - {v}) -> [set()]",
     "Some K is enough: take the largest difference, not the smallest.": "max( -> min(",
-    "K has one head in your subsets: try those of every size, "
-    "and none.": "_subsets(C - {v}) -> [{head} for head in C - {v}]",
+    "K has one head in your subsets: try every size, and none.": (
+        "_subsets(C - {v}) -> [{head} for head in C - {v}]"
+    ),
     "One number for each head, in the order of the circuit.": (
         "for v in circuit) -> for v in sorted(circuit, reverse=circuit == sorted(circuit)))"
     ),
@@ -265,30 +252,15 @@ def _held(nodes, clean, corrupt, writer, reader):
     return streams[-1] - nodes[reader](read) + nodes[reader](read + change)
 
 
-def _early(nodes, clean, corrupt, writer, reader):
-    read = _streams(nodes, clean)[writer]
-    change = nodes[writer](read + corrupt - clean) - nodes[writer](read)
-    return _changed(nodes, clean, change, reader)
-
-
 PATCHED = {
-    "Every later node reads the patched write: that lets indirect paths through. Patch what "
-    "*one* reader reads.": lambda f, x, y, writer, reader: _changed(
-        f, x, _change(f, x, y, writer), writer + 1, stays=True
+    "Every later node reads the patched write: patch what *one* reader reads.": (
+        lambda f, x, y, a, b: _changed(f, x, _change(f, x, y, a), a + 1, stays=True)
     ),
-    "The patch stays in the stream: from the reader on, everything reads it. Give it to the "
-    "reader alone.": lambda f, x, y, writer, reader: _changed(
-        f, x, _change(f, x, y, writer), reader, stays=True
+    "The patch stays in the stream: give it to the reader alone.": "), reader) -> ), reader, True)",
+    "The nodes after the reader are held: let them run, on what it now writes.": _held,
+    "The reader reads the corrupt stream: patch what this one writer has put there.": (
+        lambda f, x, y, a, b: _changed(f, x, _streams(f, y)[b] - _streams(f, x)[b], b)
     ),
-    "The nodes after the reader are held at their clean writes: let them run, on what the reader "
-    "now writes.": _held,
-    "The reader reads the corrupt stream: patch only what this one writer has put there.": (
-        lambda f, x, y, writer, reader: _changed(
-            f, x, _streams(f, y)[reader] - _streams(f, x)[reader], reader
-        )
-    ),
-    "The writer's corrupt write comes from a corrupt run of the *whole* model: earlier nodes "
-    "write other things there, too.": _early,
 }
 
 
@@ -299,12 +271,11 @@ def cka(XX, YY):
 
 
 CKA = {
-    "The samples are not centred: the mean of the activations is still in the inner "
-    "products.": "x - x.mean(0) - x.mean(1, keepdim=True) + x.mean() -> x",
-    "A mean is taken out on one side only: "
-    "it is in rows and in columns.": " - x.mean(1, keepdim=True) + x.mean() -> ",
-    "The mean of all inner products is one number: take out those of rows and of "
-    "columns.": "- x.mean(0) - x.mean(1, keepdim=True) + x.mean() -> - x.mean()",
+    "The samples are not centred.": "x - x.mean(0) - x.mean(1, keepdim=True) + x.mean() -> x",
+    "Means are taken out of rows and of columns.": " - x.mean(1, keepdim=True) + x.mean() -> ",
+    "The mean of all is one number: take out those of rows and of columns.": (
+        "- x.mean(0) - x.mean(1, keepdim=True) + x.mean() -> - x.mean()"
+    ),
     "Rows and columns are taken out, and with them the mean twice: add it once.": " + x.mean() -> ",
 }
 
@@ -328,14 +299,13 @@ def _anywhere(heads, per_layer, generator):
 
 
 OTHER_HEADS = {
-    "Heads of the set itself are in the control: "
-    "then it cannot differ from it.": " if head not in taken -> ",
-    "The control has heads of other layers, which can do other things.": _anywhere,
-    "Each layer needs as many heads as in the set (if it has them).": "[: len(taken)] -> [:1]",
-    "Some heads never come up: draw from all that are "
-    "free.": "torch.randperm(len(free), generator=generator) -> torch.arange(len(free))",
-    "Take random numbers from `generator`, "
-    "and from nothing else.": "generator=generator -> generator=None",
+    "Heads of the set itself are in the control": " if head not in taken -> ",
+    "The control has heads of other layers": _anywhere,
+    "Each layer needs as many heads": "[: len(taken)] -> [:1]",
+    "Some heads never come up": (
+        "torch.randperm(len(free), generator=generator) -> torch.arange(len(free))"
+    ),
+    "Take random numbers from": "generator=generator -> generator=None",
 }
 
 
@@ -346,13 +316,9 @@ def synergy(clean, alone, together):
 
 SYNERGY = {
     "The sign is turned around: D is a *loss*, clean minus what is left.": "return ( -> return -(",
-    "Those are scores, not losses: subtract each from the clean score.": (
-        "(clean - together).mean() - (clean - alone).mean(-1).sum() "
-        "-> together.mean() - alone.mean(-1).sum()"
-    ),
+    "Those are scores, not losses: subtract each from the clean score.": "clean - -> ",
     "Subtract what *each* removal costs: the sum of them.": ".mean(-1).sum() -> .mean()",
-    "That is what removing all of them costs: "
-    "subtract what each costs alone.": " - (clean - alone).mean(-1).sum() -> ",
+    "Subtract what each removal costs alone.": " - (clean - alone).mean(-1).sum() -> ",
 }
 
 
@@ -398,9 +364,7 @@ PIPELINE = {
 
 reason = "a"
 REASON = {
-    "What one removal at a time shows is what the "
-    "*others* cannot replace. Look at what the four cost together.": "b",
-    "Removed together, at the same means, the four "
-    "cost most of the gap. So the mean does take away what they say.": "c",
+    "One removal at a time shows what the *others* cannot replace. What do all four cost?": "b",
+    "Removed together, at the same means, the four cost most of the gap.": "c",
     "Then removing all four would cost little, too.": "d",
 }

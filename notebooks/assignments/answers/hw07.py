@@ -6,7 +6,6 @@ import torch
 from iclutils.chapters.every_lens import question
 from iclutils.models import cached, get_act_name, load
 from iclutils.tasks import topics
-from torch import Tensor
 from torch.nn.functional import one_hot
 
 from checks import Mistake, Part, generator, normal, refuse_other_draws, shaped
@@ -21,13 +20,9 @@ def _scores(seed):
 
 
 def _all_layers(function, blocks, *given, layer_at=2):
-    """What a function gives for every layer; a wrong type or shape is left to be found as it is."""
-    found = []
-    for layer in range(len(blocks)):
-        found.append(function(list(blocks), *given[:layer_at], layer, *given[layer_at:]))
-        if not isinstance(found[-1], Tensor) or found[-1].shape != found[0].shape:
-            return found[-1]
-    return torch.stack(found)
+    """What a function gives for every layer."""
+    layers, before, after = range(len(blocks)), given[:layer_at], given[layer_at:]
+    return [function(list(blocks), *before, layer, *after) for layer in layers]
 
 
 def _network(seed):
@@ -171,21 +166,12 @@ def beyond_chance(a, b, top):
     return float((m * n).sum() - chance)
 
 
-def _in_each_layer(scores, top):
-    highest = scores.topk(round(top / len(scores)), 1).indices
-    return torch.zeros_like(scores).scatter(1, highest, 1.0)
-
-
 BEYOND_CHANCE = {
-    "Chance keeps layers: count what each lens marks in each layer. All heads in one pool make any "
-    "two lenses that mark deep layers "
-    "agree.": "(m.sum(1) * n.sum(1)).sum() / m.shape[1] -> m.sum() * n.sum() / m.numel()",
+    "Chance keeps layers: count what each lens marks in each layer.": (
+        "(m.sum(1) * n.sum(1)).sum() / m.shape[1] -> m.sum() * n.sum() / m.numel()"
+    ),
     "That is how many heads both mark: subtract what chance gives.": " - chance -> ",
-    "Divide by the number of heads in a layer: a head of the first set is in the second with the "
-    "share of its layer that is "
-    "marked.": " / m.shape[1] -> ",
-    "Both lenses mark their highest heads of the *whole* model, "
-    "not as many in each layer.": "_marked( -> _in_each_layer(",
+    "Divide by the number of heads in a layer.": " / m.shape[1] -> ",
     "The highest scores are marked, not the lowest.": "_marked(each -> _marked(-each",
 }
 
@@ -211,12 +197,9 @@ def steered_margin(blocks, readout, bare, vector, layer, right):
 
 
 TASK_VECTOR = {
-    "After a layer means with what this layer has written: "
-    "you took the stream that it reads.": "[: layer + 1] -> [:layer]",
-    "That is what the layer writes: take the stream, which holds what all layers up to it wrote.": (
-        lambda blocks, shown, bare, layer: (
-            task_vector(blocks, shown, bare, layer) - task_vector(blocks, shown, bare, layer - 1)
-        )
+    "After a layer means with what this layer has written.": "[: layer + 1] -> [:layer]",
+    "That is what the layer writes: take the stream, which holds all writes.": (
+        lambda *given: task_vector(*given) - task_vector(*given[:3], given[3] - 1)
     ),
     "Means, not sums: there are more prompts of the one kind.": "x.mean(0) -> x.sum(0)",
     "Keep the length of the vector: it says how far the examples move the stream.": (
@@ -227,22 +210,13 @@ TASK_VECTOR = {
 
 STEERED_MARGIN = {
     "The vector is added *after* the layer: this layer must not read it.": (
-        "x = x + block(x) + (i == layer) * vector "
-        "-> x = x + (i == layer) * vector; x = x + block(x)"
-    ),
-    "The later layers have to run on the changed stream: "
-    "you added the vector at the end.": "i == layer -> i == len(blocks) - 1",
-    "The vector is added once, after one layer: "
-    "the stream carries it on.": "i == layer -> i >= layer",
-    "Add the vector to the stream: you put it in its place.": (
         "x + block(x) + (i == layer) * vector "
-        "-> vector.expand_as(x) if i == layer else x + block(x)"
+        "-> x + (i == layer) * vector + block(x + (i == layer) * vector)"
     ),
-    "The others do not include the right "
-    "choice.": "(logits.sum(1) - own) / (logits.shape[1] - 1) -> logits.mean(1)",
-    "Take the mean of the others, not the largest of them.": (
-        "(logits.sum(1) - own) / (logits.shape[1] - 1) "
-        "-> logits.scatter(1, right[:, None], -torch.inf).amax(1)"
+    "The later layers have to run on the changed stream.": "i == layer -> i == len(blocks) - 1",
+    "The vector is added once: the stream carries it on.": "i == layer -> i >= layer",
+    "The others do not include the right choice.": (
+        "(logits.sum(1) - own) / (logits.shape[1] - 1) -> logits.mean(1)"
     ),
 }
 
@@ -264,28 +238,21 @@ def agreement(votes, counts, logits):
 SMOOTH = {
     "The scores are divided by the square root of d.": " / len(query) ** 0.5 -> ",
     "The scores are divided by the square root of d, not by d.": " ** 0.5 -> ",
-    "The weights have to sum to 1: "
-    "divide by the sum of the kernel over all examples.": "softmax(0) -> exp()",
-    "That is a plain count: weigh each example by how near it is to the query.": (
-        "(keys @ query / len(query) ** 0.5).softmax(0) "
-        "-> torch.full((len(keys),), 1 / len(keys)).double()"
+    "The weights have to sum to 1: divide by the kernel's sum.": "softmax(0) -> exp()",
+    "That is a plain count: weigh examples by nearness.": "keys @ query / -> 0 * keys[:, 0] /",
+    "Votes of a choice are summed, not averaged.": (
+        ".double() -> .double() / shows.bincount(minlength=choices)"
     ),
-    "Votes of a choice are summed, not averaged: two examples of a choice count "
-    "twice.": ".double() -> .double() / shows.bincount(minlength=choices)",
 }
 
 
 AGREEMENT = {
-    "Take each prompt's mean over the choices out first: a number that is added to all logits of a "
-    "prompt says "
-    "nothing.": "mean(1, keepdim=True) -> mean()",
-    "Nothing is centred: take each prompt's mean over the choices out "
-    "first.": "(each - each.mean(1, keepdim=True)) -> each",
-    "That is the correlation of votes and logits: "
-    "what do the counts explain of it?": "each - (each @ z) / (z @ z) * z -> each",
-    "What the counts explain is taken out of the votes alone: the logits have it, too.": (
-        "x, y = (each - (each @ z) / (z @ z) * z for each in (x, y)) "
-        "-> x = x - (x @ z) / (z @ z) * z"
+    "A number that is added to all logits of a prompt says nothing: take each prompt's mean.": (
+        "mean(1, keepdim=True) -> mean()"
+    ),
+    "Nothing is centred: take prompts' means out.": "(each - each.mean(1, keepdim=True)) -> each",
+    "That is the plain correlation: what do the counts explain of it?": (
+        "each - (each @ z) / (z @ z) * z -> each"
     ),
 }
 
@@ -305,15 +272,11 @@ def later_by(first, second):
 
 
 HALF_WAY = {
-    "The rise starts at chance, not at 0: "
-    "half-way lies between `start` and the last value.": "(values[-1] + start) -> values[-1]",
-    "The rise starts at `start`, not at the first checkpoint, "
-    "which is noisy.": "+ start) -> + values[0])",
+    "The rise starts at `start`, not at 0.": "(values[-1] + start) -> values[-1]",
+    "The rise starts at `start`, not at the first checkpoint.": "+ start) -> + values[0])",
     "The rise ends at the last value, not at the largest.": "values[-1] -> values.max()",
-    "That is the checkpoint after it: "
-    "go along the line between two checkpoints.": "share * -> 1.0 *",
-    "That is the checkpoint before it: "
-    "go along the line between two checkpoints.": "share * -> 0.0 *",
+    "That is the checkpoint after it: go along the line.": "share * -> 1.0 *",
+    "That is the checkpoint before it: go along the line.": "share * -> 0.0 *",
     "The first time counts: the curve may fall back below half later.": (
         "(values[1:] >= wanted).nonzero()[0] "
         "-> ((values[1:] >= wanted) & (values[:-1] < wanted)).nonzero()[-1]"
@@ -323,10 +286,10 @@ HALF_WAY = {
 
 LATER_BY = {
     "The sign is turned around: the second less the first.": "second - first -> first - second",
-    "Both signatures were measured on the same seeds: take the differences seed by seed, "
-    "then their standard error.": "later.std() -> (first.var() + second.var()).sqrt()",
-    "That is the deviation: the standard error is smaller by the square root of the number of "
-    "seeds.": " / len(later) ** 0.5 -> ",
+    "Both were measured on the same seeds: take the differences, then their error.": (
+        "later.std() -> (first.var() + second.var()).sqrt()"
+    ),
+    "That is the deviation: the standard error is smaller.": " / len(later) ** 0.5 -> ",
     "Divide the deviation by the *square root* of the number of seeds.": " ** 0.5 -> ",
 }
 
@@ -347,15 +310,13 @@ def common_share(changes):
 
 
 COMMON_SHARE = {
-    "A prompt is no pair with itself: leave the diagonal "
-    "out.": "(inner.sum() - own) / (len(changes) - 1) -> inner.sum() / len(changes)",
-    "That is the mean cosine: both means are taken before they are divided.": lambda changes: (
-        common_share(torch.nn.functional.normalize(changes, dim=1))
+    "A prompt is no pair with itself: leave the diagonal out.": (
+        "(inner.sum() - own) / (len(changes) - 1) -> inner.sum() / len(changes)"
     ),
-    "Divide by the mean square of a change: a share has no unit.": " / own) -> / len(changes))",
-    "Do not subtract the mean: it is what the changes have in common.": lambda changes: (
-        common_share(changes - changes.mean(0))
+    "That is the mean cosine: take both means before you divide.": lambda changes: common_share(
+        torch.nn.functional.normalize(changes, dim=1)
     ),
+    "A share has no unit: divide by the mean square.": " / own) -> / len(changes))",
 }
 
 
@@ -376,10 +337,7 @@ def together(own):
     return _own_shares(own)[0]
 
 
-TOGETHER = {
-    "`together` is the share of all prompts, whatever their answer; that is the one within an "
-    "answer.": 0.54
-}
+TOGETHER = {"`together` is the share of all prompts, not within an answer.": 0.54}
 
 
 def within(own):
@@ -388,8 +346,7 @@ def within(own):
 
 
 WITHIN = {
-    "`within` is taken for each right answer alone, then the mean of them; that is all prompts "
-    "together.": 0.0,
+    "`within` is taken for each answer alone, not of all prompts together.": 0.0,
     "`within` is the mean of the shares, not their sum.": lambda within: 8 * within,
 }
 
@@ -398,8 +355,7 @@ reason = "c"
 REASON = {
     "Added to a prompt with another right answer, this vector would be wrong.": "a",
     "Noise would be as little common within an answer. Look at `within`.": "b",
-    "Without examples there would be no change at "
-    "all, and half of it is common to prompts with the same answer.": "d",
+    "Half of the change is common to prompts of one answer: the examples did that.": "d",
 }
 
 
@@ -412,11 +368,8 @@ def other_vectors(vector, count, generator):
 
 
 OTHER_VECTORS = {
-    "The vectors are not as long as the task "
-    "vector.": "keepdim=True) * vector.norm() -> keepdim=True)",
-    "There is something of the task vector in them: "
-    "take it out first.": "drawn - (drawn @ unit)[:, None] * unit -> drawn",
-    "Not all directions that are left have the same chance.": ".to(vector) -> .to(vector).abs()",
-    "Take random numbers from `generator`, "
-    "and from nothing else.": "generator=generator -> generator=None",
+    "The vectors are not as long": "keepdim=True) * vector.norm() -> keepdim=True)",
+    "There is something of the task vector": "drawn - (drawn @ unit)[:, None] * unit -> drawn",
+    "Not all directions that are left": ".to(vector) -> .to(vector).abs()",
+    "Take random numbers from": "generator=generator -> generator=None",
 }
