@@ -87,8 +87,8 @@ assignments: $(READY)  ## derive homework from the solved masters: student, auto
 	@$(GRADING) assignments $(GRADED)
 
 grade: $(READY)  ## grade a folder into a CSV: make grade SUBMISSIONS=folder HW=hw01
-	@$(GRADING) grade $(GRADED) $(if $(UNCONFINED),--unconfined) \
-	  --submissions "$(or $(SUBMISSIONS),$(error which folder? make grade SUBMISSIONS=folder))"
+	@$(GRADING) grade $(GRADED) $(if $(UNCONFINED),--unconfined) --submissions "$(or \
+	  $(and $(HW),$(SUBMISSIONS)),$(error which ones? make grade SUBMISSIONS=folder HW=hw01))"
 
 gradebook: $(READY)  ## join the graded homeworks by student: make gradebook ROSTER=participants.csv
 	@$(GRADING) gradebook $(if $(BUILD),--build "$(BUILD)") $(if $(ROSTER),--roster "$(ROSTER)")

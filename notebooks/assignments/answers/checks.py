@@ -2,9 +2,9 @@
 
 In a table ``answers/hw01.py`` each question is a tuple of ``Part``: how an answer is called and
 compared. Below the ``MARK`` what is right has the name of the answer, and the same name in
-capitals has typical mistakes, by the message that each deserves. One comparison serves the student
-(``check``), otter's tests (``grade``) and the grader. A student's notebook carries this file and
-what stands above the mark.
+capitals has typical mistakes, by the message that each deserves (of a control: by words of it). One
+comparison serves the student (``check``), otter's tests (``grade``) and the grader. A student's
+notebook carries this file and what stands above the mark.
 
 The first cell of a homework names the student, and ``sign`` makes a number of the name. The order
 of choices, and whatever a homework draws from that number, belong to this student alone.
@@ -326,8 +326,8 @@ def choose(question: str) -> None:
         if part.choices:
             print(f"{part.name} = ...")
             for letter, place in zip("abcd", part.order(signed[0]), strict=True):
-                text = textwrap.fill(part.choices["abcd".index(place)], 76)
-                print(textwrap.indent(text, "   ").replace("  ", f"{letter} ", 1))
+                text = f"{letter}  {part.choices['abcd'.index(place)]}"
+                print(textwrap.fill(text, 79, subsequent_indent="   "))
 
 
 def check(question: str, *answers: Any) -> None:

@@ -15,28 +15,28 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("grading", description=__doc__)
     parser.add_argument("command", choices=("assignments", "grade", "gradebook", "trial"))
     parser.add_argument("--build", type=Path, default=Path("_build"), help="where all goes")
-    parser.add_argument("--homework", default="", help="hw01; if omitted, all, or what they are")
+    parser.add_argument("--homework", default="", help="hw01; if omitted, all are derived")
     parser.add_argument("--masters", type=Path, help="folder of homework of your own")
     parser.add_argument("--submissions", type=Path, help="folder with a notebook for each student")
     parser.add_argument("--unconfined", action="store_true", help="grade without a sandbox")
     parser.add_argument("--roster", type=Path, help="participants, as Moodle or Canvas lists them")
-    options = parser.parse_args(arguments)
-    build, homework, unconfined = options.build, options.homework, options.unconfined
-    if options.masters:
-        os.environ["ICLUTILS_HOMEWORK"] = str(options.masters.resolve())
+    given = parser.parse_args(arguments)
+    if given.masters:
+        os.environ["ICLUTILS_HOMEWORK"] = str(given.masters.resolve())
     try:
-        if options.command == "assignments":
-            for made in assignments.make(build, homework):
-                folder = made.student.parents[1].as_posix()
-                print(f"{'made' if made.fresh else 'up to date'}: {folder}")
-        elif options.command == "grade":
-            table = submissions.grade(build, options.submissions, homework, unconfined=unconfined)
+        if given.command == "assignments":
+            for made in assignments.make(given.build, given.homework):
+                print(f"{'made' if made.fresh else 'up to date'}: {made.student.parents[1]}")
+        elif given.command == "grade":
+            table = submissions.grade(
+                given.build, given.submissions, given.homework, unconfined=given.unconfined
+            )
             print(reports.table_of(table).to_csv(index=False), end="")
-            print(f"written to {table}; feedback for students and by_hand.csv are beside it")
-        elif options.command == "gradebook":
-            print(f"written to {reports.gradebook(build / 'grades', options.roster)}")
+            print(f"written to {table}; by_hand.csv and pages for students are beside it")
+        elif given.command == "gradebook":
+            print(f"written to {reports.gradebook(given.build / 'grades', given.roster)}")
         else:
-            print(trial.run(build / "trial", unconfined))
+            print(trial.run(given.build / "trial", given.unconfined))
     except (IclError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

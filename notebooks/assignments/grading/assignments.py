@@ -16,7 +16,6 @@ import sys
 import tempfile
 import zlib
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +38,18 @@ checks.public(*public)"""
 
 @dataclass(frozen=True)
 class Assignment:
-    """One derived homework: its questions with their points, and which of them a person grades."""
+    """One derived homework: its questions with their points, and which of them a person grades.
+
+    In its folder ``student/`` is for everybody; ``autograder/`` has the notebook with solutions and
+    the file that otter and Gradescope grade with.
+    """
 
     name: str
     student: Path
-    autograder: Path
-    instructor: Path
+    solved: Path
     digest: str  # of what it was made of
     points: dict[str, float]
-    by_hand: list[str]
+    by_hand: list[str]  # questions that a person grades
     fresh: bool = False  # whether it was made just now
 
 
@@ -69,34 +71,25 @@ def make(build: Path, name: str = "") -> list[Assignment]:
 
 
 def _made(master: Path, folder: Path) -> Assignment:
-    """Derive a homework if something changed: whole, or not at all."""
+    """Derive a homework if something changed."""
     name, sign = folder.name, folder / SIGN
-    whole = hashlib.sha256(metadata.version("otter-grader").encode())
-    for path in (master, checks.table(name), Path(checks.__file__), Path(__file__)):
-        whole.update(path.name.encode() + path.read_bytes())
-    digest = whole.hexdigest()
+    needs = [checks.table(name), Path(checks.__file__)]
+    texts = [path.read_bytes() for path in (master, *needs, Path(__file__))]
+    digest = hashlib.sha256(b"".join(texts)).hexdigest()
     if fresh := not sign.is_file() or read_json(sign)["digest"] != digest:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=folder.parent) as place:
-            notebook = _prepared(read_json(master), name)
-            out = _assign(Path(place).resolve() / master.name, notebook)
-            shutil.rmtree(folder, ignore_errors=True)
-            for source, part in (
-                (out / "student" / master.name, f"student/{master.name}"),
-                (next((out / "autograder").glob("*.zip")), f"autograder/{name}.zip"),
-                (out / "autograder" / master.name, f"instructor/{master.name}"),
-            ):
-                (folder / part).parent.mkdir(parents=True)
-                shutil.move(source, folder / part)
-        write_json(sign, {"digest": digest} | _questions(notebook["cells"]))
-    return Assignment(
-        name=name,
-        student=folder / "student" / master.name,
-        autograder=folder / "autograder" / f"{name}.zip",
-        instructor=folder / "instructor" / master.name,
-        fresh=fresh,
-        **read_json(sign),
-    )
+        shutil.rmtree(folder, ignore_errors=True)
+        notebook = read_json(master)
+        starts = ["".join(cell["source"]) for cell in notebook["cells"]]
+        asked = [yaml.safe_load(text) for text in starts if text.startswith("# BEGIN QUESTION")]
+        with tempfile.TemporaryDirectory() as place:
+            for path in needs:
+                shutil.copy(path, place)
+            _assign(_prepared(notebook, name), Path(place) / master.name, folder.resolve())
+        points = {each["name"]: float(each["points"]) for each in asked}
+        by_hand = [each["name"] for each in asked if each.get("manual")]
+        write_json(sign, {"digest": digest, "points": points, "by_hand": by_hand})
+    student, solved = (folder / part / master.name for part in ("student", "autograder"))
+    return Assignment(name, student, solved, **read_json(sign), fresh=fresh)
 
 
 def _prepared(notebook: dict[str, Any], name: str) -> dict[str, Any]:
@@ -111,36 +104,19 @@ def _prepared(notebook: dict[str, Any], name: str) -> dict[str, Any]:
     return notebook
 
 
-def _questions(cells: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the points of the questions, and which of them a person grades."""
-    texts = ["".join(cell["source"]) for cell in cells]
-    begun = [yaml.safe_load(text) for text in texts if text.startswith("# BEGIN QUESTION")]
-    return {
-        "points": {each["name"]: float(each["points"]) for each in begun},
-        "by_hand": [each["name"] for each in begun if each.get("manual")],
-    }
-
-
-def _assign(master: Path, notebook: dict[str, Any]) -> Path:
-    """Let otter derive from a master, in a folder of its own; return what it made."""
+def _assign(notebook: dict[str, Any], master: Path, folder: Path) -> None:
+    """Let otter derive from a notebook, as a master in a folder of its own."""
     master.write_text(json.dumps(notebook), encoding="utf-8")
-    for path in (checks.table(master.stem[:4]), Path(checks.__file__)):
-        shutil.copy(path, master.parent)
-    command = [sys.executable, "-m", "otter", "assign", "--no-pdfs", str(master), "out"]
+    command = [sys.executable, "-m", "otter", "assign", "--no-pdfs", str(master), str(folder)]
     quiet = {"ICLUTILS_QUIET": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(
         command, cwd=master.parent, env=os.environ | quiet, capture_output=True, text=True
     )
-    said = done.stdout + done.stderr
-    if "No module named otter" in said:
-        raise IclError('Coursework needs otter-grader: pip install "iclutils[coursework]".')
     if done.returncode:
-        lines = re.findall(r"^.*Mistake: .*$", said, re.MULTILINE) or said.strip().splitlines()[-3:]
-        raise IclError(
-            f"{master.name}: the solution fails its own tests, so nothing was derived. "
-            + " ".join(line.strip() for line in lines)
-        )
-    return master.parent / "out"
+        shutil.rmtree(folder, ignore_errors=True)
+        said = done.stdout + done.stderr
+        lines = re.findall(r"Mistake: .*", said) or said.strip().splitlines()[-3:]
+        raise IclError(f"{master.name}: otter refuses it. {' '.join(lines)}")
 
 
 def carried(homework: str) -> str:

@@ -116,9 +116,15 @@ def run(where: tuple[str, str], plan: dict[str, Any], limits: Limits, interrupte
             [*command, "-P", "-c", WORKER], cwd=folder, env=environment, start_new_session=True,
             stdin=orders, stdout=told, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        end = End()
+        end, until = End(), time.monotonic() + PATIENCE * limits.seconds
         try:
-            end.stopped = _watch(process, limits, interrupted)
+            while process.poll() is None and not end.stopped:
+                if interrupted.wait(0.2):
+                    end.stopped = "interrupted"
+                elif time.monotonic() > until:
+                    end.stopped = "time"
+                elif _memory(process.pid) > limits.memory * 2**30:
+                    end.stopped = "memory"
         finally:  # the first process in a sandbox takes all others with it
             if kind == "docker":
                 subprocess.run([program, "rm", "--force", name], capture_output=True, timeout=60)
@@ -177,27 +183,12 @@ def _docker(program: str, name: str, limits: Limits) -> list[str]:
     return [program, *words.split(), *own, done.stdout.strip(), "python"]
 
 
-def _watch(process: subprocess.Popen[bytes], limits: Limits, interrupted: Event) -> str:
-    """Look until the process ends by itself or breaks a bound; name the bound."""
-    until = time.monotonic() + PATIENCE * limits.seconds
-    while process.poll() is None:
-        if interrupted.wait(0.1):
-            return "interrupted"
-        if time.monotonic() > until:
-            return "time"
-        # What processes share counts once in the second, which takes long to find out.
-        if all(_memory(process.pid, each) > limits.memory * 2**30 for each in ("rss", "pss")):
-            return "memory"
-    return ""
-
-
-def _memory(pid: int, measure: str) -> int:
-    """Return the bytes of a process and of all that it started, as psutil measures them."""
+def _memory(pid: int) -> int:
+    """Return the bytes of a process and of all that it started; what they share counts once."""
     total = 0
     with suppress(psutil.Error):
         first = psutil.Process(pid)
         for each in [first, *first.children(recursive=True)]:
             with suppress(psutil.Error):
-                memory = each.memory_info() if measure == "rss" else each.memory_full_info()
-                total += getattr(memory, measure, memory.rss)
+                total += getattr(each.memory_full_info(), "pss", 0)
     return total

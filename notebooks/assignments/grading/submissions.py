@@ -1,4 +1,4 @@
-"""Grade a folder of submissions into tables, without a server.
+"""Grade a folder of submissions into a table, without a server.
 
 Each submission runs in a sandbox (``confine``, ``worker``), which knows no truth; what its answers
 give is compared here, out of its reach. A step that loops, ends the process or eats memory costs
@@ -12,9 +12,8 @@ import json
 import os
 import re
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any
@@ -34,24 +33,8 @@ JUDGING = Lock()  # what is right for one student is worked out by one thread
 RUNS = 10  # of one submission, each without a step that ended the last
 INSTALLATION = re.compile(r"^([ \t]*)[!%].*\binstall\b.*$", re.MULTILINE)
 COMMAND = re.compile(r"^([ \t]*)([\w, ]+=\s*)?[!%].*$", re.MULTILINE)  # of IPython
-
-
-@dataclass(frozen=True)
-class Grade:
-    """What one submission got; ``notes`` say what was wrong, by question, or why nothing is graded.
-
-    The status is ``graded``, ``stopped: time`` (or ``memory``), ``crashed``, ``not a notebook``,
-    ``broken`` or ``another homework``. Where nothing could be graded there are no scores.
-    """
-
-    name: str  # the file, relative to the folder of submissions
-    status: str
-    scores: dict[str, float] = field(default_factory=dict)  # by question
-    notes: dict[str, str] = field(default_factory=dict)  # by question; "" is the whole of it
-    written: str = ""  # what a person grades
-    confined: str = ""  # by what
-    signed: str = ""  # the name in the first cell
-    digest: str = ""  # of the file
+FENCE = re.compile(r"^```\w*\s*$", re.MULTILINE)
+BOUND = re.compile(r"^(?:def )?(\w+)(?:\(.*:| *=[^=])", re.MULTILINE)  # names, outermost
 
 
 class Refused(Exception):
@@ -60,10 +43,9 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """What the submissions of one call share: homework, what students got, how it is run."""
+    """What the submissions of one call share: homework, what confines them, what they may use."""
 
     made: Assignment
-    student: list[dict[str, Any]]  # cells
     where: tuple[str, str]
     limits: Limits
     interrupted: Event
@@ -72,140 +54,97 @@ class Job:
 def grade(
     build: Path,
     submissions: Path,
-    homework: str = "",
+    homework: str,
     limits: Limits = Limits(),  # noqa: B008 - it cannot be changed
     jobs: int = 2,
     unconfined: bool = False,
 ) -> Path:
-    """Grade every file under ``submissions``, a notebook for each student, ``jobs`` at a time, as
-    the homework that most of them say they are, unless it is named; return the table of all that
-    was graded of it, in ``build/grades``. What has no result yet, or failed, is graded."""
-    files = _files(submissions)
-    (made,) = assignments.make(build, homework or _homework_of(files))
+    """Grade every file under ``submissions``, a notebook for each student, ``jobs`` at a time;
+    return the table of all that was graded of the homework, in ``build/grades``. What has no result
+    yet, or failed, is graded."""
+    hidden = re.compile(r"(^|/)(\.|__)")  # what systems add
+    files = [path for path in sorted(submissions.rglob("*"))
+             if (path.is_file() or path.is_symlink())
+             and not hidden.search(path.relative_to(submissions).as_posix())]  # fmt: skip
+    if not files:
+        raise IclError(f"{submissions} holds no file. Name the folder with the submissions.")
+    (made,) = assignments.make(build, homework)
     place = build / "grades" / made.name
     place.mkdir(parents=True, exist_ok=True)
     with FileLock(place / "being_graded.lock", timeout=0):  # else an error that names it
         reports.entered(place, made.points)  # a mistake in it is said before all the work
-        key = made.digest, limits, unconfined
-        stores = {path: place / ".graded" / f"{_digest(path, *key)}.json" for path in files}
-        done = {path for path, store in stores.items() if store.is_file()}
-        left = [p for p in files if p not in done or read_json(stores[p])["status"] == "crashed"]
-        if left:
+        stores = dict[Path, Path]()
+        for path in files:  # of what, and how it is graded
+            about = f"{path.suffix} {made.digest} {limits} {unconfined}".encode("utf-8", "replace")
+            key = hashlib.sha256(about + (b"" if path.is_symlink() else path.read_bytes()))
+            stores[path] = place / ".graded" / f"{key.hexdigest()}.json"
+        done = {path: read_json(store) for path, store in stores.items() if store.is_file()}
+        done = {path: grade for path, grade in done.items() if grade["status"] != "crashed"}
+        if left := [path for path in files if path not in done]:
             where = (UNCONFINED, "") if unconfined else confine.sandbox()
-            job = Job(made, read_json(made.student)["cells"], where, limits, Event())
-            _grade_all({path: stores[path] for path in left}, job, jobs)
-        grades = [
-            replace(Grade(**read_json(store)), name=_name(path, submissions))
-            for path, store in stores.items()
-        ]
-        return reports.write(place, submissions, made, grades)
+            job = Job(made, where, limits, Event())
+
+            def graded(path: Path) -> dict[str, Any]:
+                result = _grade(path, job)
+                if not job.interrupted.is_set():
+                    reports.save(stores[path], json.dumps(result))
+                return result
+
+            with ThreadPoolExecutor(jobs) as pool:
+                try:
+                    results = bar(pool.map(graded, left), f"grading {made.name}", len(left))
+                    done |= dict(zip(left, results, strict=True))
+                except BaseException:
+                    job.interrupted.set()
+                    raise
+        for path in files:
+            name = os.fsencode(path.relative_to(submissions))  # not all of them are UTF-8
+            done[path]["name"] = name.decode("utf-8", "backslashreplace")
+        return reports.write(place, submissions, made, [done[path] for path in files])
 
 
-def _grade_all(stores: dict[Path, Path], job: Job, jobs: int) -> None:
-    """Grade files; each result is stored at once."""
-
-    def store(path: Path) -> None:
-        result = _grade(path, job)
-        if not job.interrupted.is_set():
-            reports.save(stores[path], json.dumps(asdict(result)))
-
-    with ThreadPoolExecutor(jobs) as pool:
-        waiting = [pool.submit(store, path) for path in stores]
-        try:
-            for ready in bar(as_completed(waiting), f"grading {job.made.name}", len(waiting)):
-                ready.result()
-        except BaseException:
-            job.interrupted.set()
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-def _files(folder: Path) -> list[Path]:
-    """Return the files that were handed in, without what systems add."""
-    if not folder.is_dir():
-        raise IclError(f"There is no folder {folder}. Name the one with the submissions.")
-    files = []
-    for path in sorted(folder.rglob("*")):
-        hidden = any(part.startswith((".", "__")) for part in path.relative_to(folder).parts)
-        files += [path] if (path.is_file() or path.is_symlink()) and not hidden else []
-    if not files:
-        raise IclError(f"{folder} is empty: put one notebook per student into it.")
-    return files
-
-
-def _name(path: Path, folder: Path) -> str:
-    """Return a file's name as text, also where it is not UTF-8."""
-    name = path.relative_to(folder).as_posix()
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
-
-
-def _digest(path: Path, *rest: object) -> str:
-    """Return a digest of a file, of how it is graded and of what else is named."""
-    code = [Path(__file__).with_name(f"{name}.py") for name in ("submissions", "confine", "worker")]
-    whole = hashlib.sha256(f"{path.suffix} {rest}".encode("utf-8", "replace"))
-    for each in (path, *code):
-        whole.update(each.read_bytes() if each.exists() else b"")
-    return whole.hexdigest()
-
-
-def _homework_of(files: list[Path]) -> str:
-    """Return the homework that most of the files say they are."""
-    names = []
-    for path in files:
-        with suppress(Refused):
-            names.append(_homework(_read(path)))
-    if not any(names):
-        raise IclError("No file is a notebook that says which homework it is. Name it: HW=hw01.")
-    return max(filter(None, names), key=names.count)
-
-
-def _homework(notebook: dict[str, Any]) -> str:
-    """Return what otter has noted in a notebook, or nothing."""
-    try:
-        return str(notebook["metadata"]["otter"]["assignment_name"])
-    except (KeyError, TypeError):
-        return ""
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return the notebook in a file, the source of each cell as one text."""
-    if path.is_symlink():
-        raise Refused("broken", f"The file is a link to another one. {SAVE}")
-    if path.suffix.lower() != ".ipynb":
-        raise Refused("not a notebook", f"Only .ipynb is graded. {SAVE}")
+def _read(path: Path, homework: str) -> list[dict[str, Any]]:
+    """Return the cells of a notebook of a homework, the source of each as one text."""
+    if path.is_symlink() or path.suffix.lower() != ".ipynb":
+        raise Refused("not a notebook", f"Only .ipynb is graded, and no link to it. {SAVE}")
     data = path.read_bytes()
     try:
         text = json.dumps(json.loads(data.decode("utf-8-sig")), ensure_ascii=False)
         # Half a character, which nothing can write, is now a "?".
-        notebook: dict[str, Any] = json.loads(text.encode("utf-8", "replace"))
-        for cell in notebook["cells"]:
-            cell["source"] = "".join(cell["source"])
-            cell["code"] = cell["cell_type"] == "code"
-        return notebook
-    except (ValueError, RecursionError, TypeError, KeyError):
+        notebook = json.loads(text.encode("utf-8", "replace"))
+        about = notebook.get("metadata", {}).get("otter", {}).get("assignment_name") or homework
+        cells = [{"source": "".join(each["source"]), "code": each["cell_type"] == "code"}
+                 for each in notebook["cells"]]  # fmt: skip
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
         begins = data[:30].decode("utf-8", "replace")
         why = f"It is no notebook, or breaks off; it begins with {begins!r}. {SAVE}"
         raise Refused("broken", why) from None
+    if about != homework:
+        raise Refused("another homework", f"it is {about}")
+    return cells
 
 
-def _grade(path: Path, job: Job) -> Grade:
-    """Grade one submission; whatever is wrong with it, or with its grading, is in the result."""
+def _grade(path: Path, job: Job) -> dict[str, Any]:
+    """Grade one submission; whatever is wrong with it, or with its grading, is in the result.
+
+    The status is ``graded``, ``stopped: time`` (or ``memory``), ``crashed``, ``not a notebook``,
+    ``broken`` or ``another homework``. Where nothing could be graded there are no scores. Notes say
+    what was wrong, by question; "" is the whole of it.
+    """
+    blank = {"scores": {}, "written": "", "signed": "", "confined": job.where[0]}
     try:
-        notebook = _read(path)
-        if _homework(notebook) not in ("", job.made.name):
-            raise Refused("another homework", f"it is {_homework(notebook)}")
-        result = _judge_notebook(notebook["cells"], job)
+        return blank | _judge_notebook(_read(path, job.made.name), job)
     except Refused as refused:
         status, why = refused.args
-        result = Grade("", status, notes={"": why})
     except Exception as error:  # the others are graded all the same
-        result = Grade("", "crashed", notes={"": f"grading failed: {error!r}"[:300]})
-    return replace(result, confined=job.where[0], digest=_digest(path)[:16])
+        status, why = "crashed", f"grading failed: {error!r}"[:300]
+    return blank | {"status": status, "notes": {"": why}}
 
 
-def _judge_notebook(cells: list[dict[str, Any]], job: Job) -> Grade:
-    code, written, notes = _sorted(cells, job)
-    carried = next("".join(each["source"]) for each in job.student if each["id"] == "checks")
+def _judge_notebook(cells: list[dict[str, Any]], job: Job) -> dict[str, Any]:
+    student = read_json(job.made.student)["cells"]
+    code, written, notes = _sorted(cells, student, checks.questions(job.made.name))
+    carried = next("".join(each["source"]) for each in student if each["id"] == "checks")
     facts, status = _run({"cells": code, "checks": carried}, job)
     answers, errors, signed = dict[str, dict[str, Any]](), dict[str, str](), ""
     for fact in facts:
@@ -221,48 +160,46 @@ def _judge_notebook(cells: list[dict[str, Any]], job: Job) -> Grade:
         scores[name], mistake = _judge(parts, answers.get(name, {}), of, signed)
         if scores[name] < of:
             notes[name] = "; ".join(filter(None, [error or mistake, notes.get(name)]))
-        for part in parts:  # what is missing is said once
-            missing = f"NameError: name '{part.name}' is not defined"
-            errors = {step: text for step, text in errors.items() if text != missing}
-    lost = not scores or any(scores[name] < job.made.points[name] for name in scores)
-    said = "; ".join(f"{step}: {text}" if step else text for step, text in errors.items())
-    notes = {"": said} | notes if said and lost else notes
-    return Grade("", status, scores, notes, written, signed=signed)
+    if not scores or any(scores[name] < job.made.points[name] for name in scores):
+        said = "; ".join(f"{step}: {text}" if step else text for step, text in errors.items())
+        notes = {"": said} | notes if said else notes
+    return {"status": status, "scores": scores, "notes": notes, "written": written,
+            "signed": signed}  # fmt: skip
 
 
-def _sorted(cells: list[dict[str, Any]], job: Job) -> tuple[dict[str, str], str, dict[str, str]]:
+def _sorted(
+    cells: list[dict[str, Any]],
+    student: list[dict[str, Any]],
+    questions: dict[str, checks.Question],
+) -> tuple[dict[str, str], str, dict[str, str]]:
     """Return the cells to be run, by name; what the student wrote for a person; notes.
 
     A cell that was turned into text is run if no other has its answer. Written is what stands in no
     handout, in cells of any kind that hold no Python.
     """
-    asked = {p.name: name for name, parts in checks.questions(job.made.name).items() for p in parts}
-    handout = {line.strip() for c in job.student for line in "".join(c["source"]).splitlines()}
-    texts = [re.sub(r"^```\w*\s*$", "", each["source"], flags=re.MULTILINE) for each in cells]
-    there = {name for cell in cells if cell["code"] for name in _names(cell["source"]) or ()}
+    asked = {part.name: name for name, parts in questions.items() for part in parts}
+    handout = {line.strip() for c in student for line in "".join(c["source"]).splitlines()}
+    there = {name for cell in cells if cell["code"] for name in BOUND.findall(cell["source"])}
     code, written, notes = dict[str, str](), list[str](), dict[str, str]()
-    for cell, text in zip(cells, texts, strict=True):
-        names = _names(text)
-        lost = set[str]() if cell["code"] else (names or set()) & (asked.keys() - there)
+    for cell in cells:
+        text = FENCE.sub("", cell["source"])
+        lost = set() if cell["code"] else {*BOUND.findall(text)} & (asked.keys() - there)
         if cell["code"] or lost:
             code[f"code cell {len(code) + 1}"] = INSTALLATION.sub(r"\1pass", text)
             notes |= {asked[name]: f"`{name}` stands in a cell of text" for name in lost}
-        if names is None or not (cell["code"] or lost):
+        if not (_is_code(text) if cell["code"] else lost):
             written += [line for line in text.splitlines() if line.strip() not in handout]
     return code, "\n".join(written)[:10_000], notes
 
 
-def _names(text: str) -> set[str] | None:
-    """Return the names that the statements of a cell bind, or None of one that holds none."""
+def _is_code(text: str) -> bool:
+    """Whether a cell of code holds statements, and not a paragraph."""
     try:
         body = ast.parse(COMMAND.sub(r"\1pass", text)).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return set() if "def " in text else None
-    nodes = [node for each in body for node in ast.walk(each)]
-    names = {x.id for x in nodes if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Store)}
-    names |= {x.name for x in nodes if isinstance(x, ast.FunctionDef)}
+        return "def " in text
     texts = [x for x in body if isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant)]
-    return names if len(body) > len(texts) else None
+    return len(body) > len(texts)
 
 
 def _run(plan: dict[str, Any], job: Job) -> tuple[list[dict[str, Any]], str]:

@@ -11,8 +11,7 @@ from .confine import Limits
 
 HOMEWORK, ANSWER, IMPORTS = "hw05", "def part_and_change", "import math"
 PARAGRAPH = "I would have changed my mind if an untrained head did the same on shuffled values."
-LEAK = "import glob\nprint(open(glob.glob('/**/hw05.py', recursive=True)[0]).read())"
-CLASS = {  # of each student the cell with the first answer, instead of RIGHT, which is right
+CLASS = {  # of each student the cell with the first answer; RIGHT is the right one
     "Ada, all right": "RIGHT",
     "Bo, a typical mistake": (
         "RIGHT\n\nright = part_and_change\npart_and_change = lambda *x: right(*x).flip(0)"
@@ -23,20 +22,21 @@ CLASS = {  # of each student the cell with the first answer, instead of RIGHT, w
     "Fay, answer as text": "RIGHT",
     "Gus, an endless loop": "while True:\n    pass\nRIGHT",
     "Hal, ends the process": "import os\nos._exit(1)\nRIGHT",
-    "Ida, looks for solutions": LEAK,
+    "Ida, looks for solutions": (
+        "import glob\nprint(open(glob.glob('/**/hw05.py', recursive=True)[0]).read())"
+    ),
     "Jo, takes all memory": "x = [bytearray(10**8) for _ in range(99)]\nRIGHT",
 }
 
 
 def run(build: Path, unconfined: bool) -> str:
     """Make the submissions in ``build/class``, grade them, and return what a teacher sees."""
-    (made,) = assignments.make(build.parent, HOMEWORK)
-    folder = build / "class"
-    shutil.rmtree(build, ignore_errors=True)
-    folder.mkdir(parents=True)
-    shutil.copytree(made.student.parents[1], build / "assignments" / HOMEWORK)
+    shutil.rmtree(build / "class", ignore_errors=True)
+    shutil.rmtree(build / "grades", ignore_errors=True)
+    (made,) = assignments.make(build, HOMEWORK)
+    (build / "class").mkdir()
     for name, text in CLASS.items():
-        notebook = read_json(made.instructor)
+        notebook = read_json(made.solved)
         for cell in notebook["cells"]:
             source = "".join(cell["source"])
             if source.startswith(ANSWER):
@@ -47,23 +47,18 @@ def run(build: Path, unconfined: bool) -> str:
             elif source == "See the chapter.":  # the paragraph
                 cell["cell_type"] = "code" if "as code" in name else "markdown"
                 cell["source"] = PARAGRAPH if name.startswith(("Ada", "Dov")) else ""
-        (folder / f"{name}.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
-    whole = (folder / "Ada, all right.ipynb").read_text(encoding="utf-8")
-    (folder / "Kit, half an upload.ipynb").write_text(whole[:4000], encoding="utf-8")
-    (folder / "Lou, a PDF.pdf").write_bytes(b"%PDF-1.7")
+        (build / "class" / f"{name}.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
+    (build / "class/Kit, half an upload.ipynb").write_text(json.dumps(notebook)[:4000])
+    (build / "class/Lou, a PDF.pdf").write_bytes(b"%PDF-1.7")
     limits = Limits(step=6.0, seconds=60.0, memory=3.0)
-    table = submissions.grade(build, folder, HOMEWORK, limits, unconfined=unconfined)
-    by_hand, page = table.with_name("by_hand.csv"), "Bo, a typical mistake.ipynb.md"
+    table = submissions.grade(build, build / "class", HOMEWORK, limits, unconfined=unconfined)
+    columns = "student status confined q1 q2 q3 q4 total message"
     shown = {
-        f"The table, {table}:": _columns(
-            table, "student status confined q1 q2 q3 q4 total message"
-        ),
-        f"Enter points for the paragraphs in {by_hand}:": _columns(by_hand, "student of written"),
-        "Feedback for Bo:": (table.parent / "feedback/class" / page).read_text(encoding="utf-8"),
-        "The gradebook:": _columns(reports.gradebook(build / "grades"), f"student {HOMEWORK}"),
+        f"The table, {table}:": (table, columns),
+        "Enter points for the paragraphs:": (table.parent / "by_hand.csv", "student of written"),
+        "The gradebook:": (reports.gradebook(build / "grades"), f"student {HOMEWORK}"),
     }
-    return "\n\n".join(f"{title}\n{text}" for title, text in shown.items())
-
-
-def _columns(path: Path, names: str) -> str:
-    return reports.table_of(path)[names.split()].to_string(index=False, max_colwidth=60)
+    return "\n\n".join(
+        f"{title}\n{reports.table_of(path)[names.split()].to_string(index=False, max_colwidth=60)}"
+        for title, (path, names) in shown.items()
+    )

@@ -6,22 +6,19 @@ step is a cell, or the answers to one question. Its output is a line of JSON whe
 one with what a cell raised, or with the numbers of a question, which are compared elsewhere.
 """
 
-import ast
 import importlib
-import io
 import itertools
 import json
 import os
 import resource
 import signal
 import sys
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import tempfile
+from contextlib import suppress
 from typing import Any
+from unittest.mock import MagicMock
 
-PRINTED = 2**20  # characters that one step may print
-FILE = 32 * 2**20  # bytes of one file, also of the output
+FILE = 32 * 2**20  # bytes of one file, also of what a step prints
 PATIENCE = 5  # seconds on the clock for each of the processor's
 GRACE = 5  # seconds that a step has to end itself when its time is up
 TOO_LONG = 124  # the status of a process that was ended for it, as of ``timeout``
@@ -30,18 +27,6 @@ FIRST = os.getpid()
 
 class Overtime(BaseException):
     """A step ran for too long; no ``except Exception`` swallows it."""
-
-
-class Screen(io.TextIOBase):
-    """What is printed is counted, and forgotten."""
-
-    left = PRINTED
-
-    def write(self, text: str) -> int:
-        self.left -= len(text)
-        if self.left < 0:
-            raise OSError(f"it printed more than {PRINTED // 2**20} MB")
-        return len(text)
 
 
 def main() -> None:
@@ -54,11 +39,15 @@ def main() -> None:
     (asked,) = checks.carried.values()
     for loaded in ("session", "models.language"):  # by set-up cells: that is no student's time
         importlib.import_module(f"iclutils.{loaded}")
-    shell = _shell()
+    from IPython.core.interactiveshell import InteractiveShell  # for %magic, !shell, await
+    from traitlets.config import Config
+
+    sys.path.insert(0, os.getcwd())
+    shell: Any = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    shell.enable_gui = lambda gui=None: None  # there is no screen
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
-    screen = sys.stdout = sys.stderr = Screen()
 
     def tell(**facts: Any) -> None:
         os.write(output, json.dumps(facts, default=checks.Tensor.tolist).encode() + b"\n")
@@ -66,16 +55,20 @@ def main() -> None:
     answers = {part.name for parts in asked.values() for part in parts}
     for step in [step for step in [*plan["cells"], *asked] if step not in plan["skip"]]:
         tell(begun=step)
-        screen.left = PRINTED
+        screen = tempfile.TemporaryFile("w", errors="replace")  # noqa: SIM115 - it has no name
+        sys.stdout = sys.stderr = screen
         try:
-            with bounded(plan["step"]):
-                for seed in (*checks.PUBLIC, *checks.HIDDEN) if step in asked else ():
-                    values = [_value(p, shell.user_ns, seed, checks) for p in asked[step]]
-                    tell(step=step, values={seed: values})
-                if error := step in plan["cells"] and _run(shell, plan["cells"][step], answers):
-                    tell(step=step, error=error)
+            start_clock(plan["step"])
+            for seed in (*checks.PUBLIC, *checks.HIDDEN) if step in asked else ():
+                values = [_value(p, shell.user_ns, seed, checks) for p in asked[step]]
+                tell(step=step, values={seed: values})
+            if error := step in plan["cells"] and _run(shell, plan["cells"][step], answers):
+                tell(step=step, error=error)
         except Overtime:
             tell(step=step, error=f"it ran longer than {plan['step']:g} s")
+        finally:
+            if os.getpid() != FIRST:  # the step has forked this process
+                os._exit(1)
     with suppress(Exception):  # the notebook may have loaded its checks once more
         tell(signed=str(sys.modules["checks"].signed[0])[:200])
     tell(done=True)
@@ -96,8 +89,7 @@ def bound(plan: dict[str, Any]) -> None:
             resource.setrlimit(limit, (most, most + (name == "CPU")))  # a signal, then the end
 
 
-@contextmanager
-def bounded(seconds: float) -> Iterator[None]:
+def start_clock(seconds: float) -> None:
     """End a step by ``Overtime`` when its time is up, and each second from then, a few times.
 
     Time is the processor's, so that what else the machine does costs nobody points; what only waits
@@ -110,50 +102,27 @@ def bounded(seconds: float) -> Iterator[None]:
             os._exit(TOO_LONG)
         raise Overtime
 
-    timers = {signal.ITIMER_PROF: 1, signal.ITIMER_REAL: PATIENCE}
     signal.signal(signal.SIGPROF, stop)
     signal.signal(signal.SIGALRM, stop)
-    for timer, times in timers.items():
-        signal.setitimer(timer, times * seconds, 1.0)
-    try:
-        yield
-    finally:
-        for timer in timers:
-            signal.setitimer(timer, 0.0)
-        if os.getpid() != FIRST:  # the step has forked this process
-            os._exit(1)
-
-
-def _shell() -> Any:
-    """Return IPython, for what a notebook may hold beside Python: %magic, !shell, await."""
-    from IPython.core.interactiveshell import InteractiveShell
-    from traitlets.config import Config
-
-    sys.path.insert(0, os.getcwd())
-    shell: Any = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
-    shell.enable_gui = lambda gui=None: None  # there is no screen
-    return shell
+    signal.setitimer(signal.ITIMER_PROF, seconds, 1.0)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE * seconds, 1.0)
 
 
 def _run(shell: Any, cell: str, answers: set[str]) -> str:
     """Run a cell; return what it raised.
 
-    Where an import fails that this environment does not have, for example ``google.colab``, in a
-    cell without an answer, each import and each statement of the cell runs for itself.
+    A module that this environment does not have, for example ``google.colab``, is one that does
+    nothing, and the cell, if it holds no answer, runs once more.
     """
     result = shell.run_cell(cell)
     error = result.error_before_exec or result.error_in_exec
     if isinstance(error, Overtime):
         raise error
-    body = ast.parse(shell.transform_cell(cell)).body if isinstance(error, ImportError) else []
-    if answers.isdisjoint(getattr(each, "name", "") for each in body):
-        for statement in body:
-            names = getattr(statement, "names", [])
-            for name in names if isinstance(statement, ast.Import | ast.ImportFrom) else [None]:
-                if name is not None:
-                    statement.names = [name]
-                shell.run_cell(ast.unparse(statement))
-    return _text(error) if error else ""
+    lost = error.name if isinstance(error, ModuleNotFoundError) else None
+    if lost and lost not in sys.modules and not any(f"def {name}(" in cell for name in answers):
+        sys.modules[lost] = MagicMock()
+        _run(shell, cell, answers)
+    return _said(error) if error else ""
 
 
 def _value(part: Any, names: dict[str, Any], seed: int, checks: Any) -> dict[str, Any]:
@@ -165,11 +134,11 @@ def _value(part: Any, names: dict[str, Any], seed: int, checks: Any) -> dict[str
     except checks.Mistake as mistake:
         return {"mistake": str(mistake)}
     except (Exception, SystemExit) as error:
-        return {"mistake": f"`{part.name}` raised {_text(error)}"}
+        return {"mistake": f"`{part.name}` raised {_said(error)}"}
 
 
-def _text(error: BaseException) -> str:
-    return traceback.format_exception_only(error)[-1].strip()[:300]
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:300]
 
 
 if __name__ == "__main__":
