@@ -665,13 +665,14 @@ def test_points_of_another_question_and_of_the_machine(graded, enter):
 @pytest.mark.parametrize("other", ["b/monday", "tuesday", "monday"])
 def test_nothing_is_lost_when_another_folder_is_graded(graded, enter, book, other):
     """One of the same name, one of another name, the same a second time."""
-    graded("monday", ada=FULL)
+    table = graded("monday", ada=FULL)
     path = enter(ada="3")
-    before = path.read_bytes()
+    before, first = path.read_bytes(), table.read_bytes()
     again = {"ada": FULL} if other == "monday" else {}
     found = rows(graded(other, **again, bob=FULL))
     assert (found["ada"]["q1"], found["bob"]["total"]) == ("4", "8")
     assert path.read_bytes() == before
+    assert table.with_name("table1.csv").read_bytes() == first
     (entry,) = reports.read(path.with_name("by_hand1.csv"))
     assert entry["student"] == "bob"
     enter(file="by_hand1.csv", bob="1")

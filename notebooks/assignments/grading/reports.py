@@ -1,8 +1,9 @@
 """What a grader hands on: a table for each homework, a page for each student, the gradebook.
 
-The tables are the machine's, and made anew each time. What a person enters, points and comments by
-student and question, stands in files of their own, ``by_hand.csv``, ``by_hand1.csv`` and so on:
-grading begins a new one for paragraphs that stand in none, and never writes into one that is there.
+The tables are the machine's, and made anew each time; each is copied before (``table1.csv``, ...).
+What a person enters, points and comments by student and question, stands in files of their own,
+``by_hand.csv``, ``by_hand1.csv`` and so on: grading begins a new one for paragraphs that stand in
+none, and never writes into one that is there.
 """
 
 import csv
@@ -10,6 +11,7 @@ import io
 import itertools
 import json
 import re
+import shutil
 import unicodedata
 from contextlib import suppress
 from pathlib import Path
@@ -66,9 +68,7 @@ def write(place: Path, submissions: Path, made: Assignment, grades: list[Row]) -
     save(place / "table.csv", pd.DataFrame(rows).fillna("").to_csv(index=False))
     save(place / "points.json", json.dumps(made.points))
     if new:
-        names = (place / f"by_hand{i}.csv" for i in ("", *range(1, 1000)))
-        path = next(name for name in names if not name.exists())
-        save(path, pd.DataFrame(new).to_csv(index=False))
+        save(_free(place / "by_hand.csv"), pd.DataFrame(new).to_csv(index=False))
     return place / "table.csv"
 
 
@@ -175,6 +175,16 @@ def plain(text: str) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
+def _free(path: Path) -> Path:
+    """Return a path, with a number if there is such a file."""
+    names = (path.with_stem(f"{path.stem}{i}") for i in itertools.chain([""], itertools.count(1)))
+    return next(name for name in names if not name.exists())
+
+
 def save(path: Path, text: str) -> None:
-    """Write a file at once or not at all; spreadsheets know UTF-8 by the first character."""
-    write_text(path, "\ufeff" * (path.suffix == ".csv") + text.encode("utf-8", "replace").decode())
+    """Write a file at once or not at all; what a table held before is copied beside it."""
+    is_table = path.suffix == ".csv"  # spreadsheets know UTF-8 by the first character
+    text = "\ufeff" * is_table + text.encode("utf-8", "replace").decode()
+    if is_table and path.is_file() and path.read_bytes() != text.encode():
+        shutil.copy2(path, _free(path))
+    write_text(path, text)
