@@ -18,6 +18,8 @@ from ...models.lsa import LinearSelfAttention
 from ...tasks.functions import Problem, Waves
 from ...tasks.regression import Contexts
 
+AT_ONCE = 5000  # contexts in a pass; the tokens of many more fill a gigabyte
+
 Predictor = Callable[[Tensor, Tensor], Tensor]
 Inputs = Float[Tensor, "*network batch n d"]
 Labels = Float[Tensor, "*network batch n"]
@@ -32,20 +34,19 @@ def own_contexts(
     return Contexts(*(part.unflatten(0, (networks, contexts)) for part in drawn))
 
 
-def repetitions(
-    table: Float[Tensor, "networks sets"], worst: Callable[[Tensor, int], Tensor]
-) -> Float[Tensor, "_"]:
+def repetitions(table: Float[Tensor, "networks sets"]) -> Float[Tensor, "_"]:
     """Return what a finding is repeated over, of a measure of networks on ten sets of contexts:
-    five networks, each on two sets of its own; of fewer, the ``worst`` (amin or amax), by set."""
+    five networks, each on two sets of its own; of fewer, the largest value, by set."""
     if len(table) < 5:
-        return worst(table, 0)
+        return table.amax(0)
     return table.unflatten(1, (5, 2)).mean(-1).diagonal()
 
 
 def answers(predictor: Predictor, xs: Inputs, ys: Labels) -> Float[Tensor, "ensemble batch"]:
     """Return the answers; networks get the contexts in the precision of their weights."""
     with torch.no_grad():
-        return _answers(predictor, xs, ys)
+        parts = zip(xs.split(AT_ONCE, -3), ys.split(AT_ONCE, -2), strict=True)
+        return torch.cat([_answers(predictor, *part) for part in parts], -1)
 
 
 class Responses(NamedTuple):
