@@ -75,8 +75,3 @@ def relabel(contexts: Contexts, xs: Float[Tensor, "*batch n d"]) -> Contexts:
 def scale_inputs(contexts: Contexts, factor: float) -> Contexts:
     """Multiply inputs by ``factor``; w and noise stay, so w·x grows with x."""
     return relabel(contexts, contexts.xs * factor)
-
-
-def scale_outputs(contexts: Contexts, factor: float) -> Contexts:
-    """Multiply labels by ``factor``, and with them the weights and the noise."""
-    return Contexts(contexts.xs, contexts.ys * factor, contexts.weights * factor)

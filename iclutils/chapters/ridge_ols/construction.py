@@ -30,17 +30,10 @@ Stream = Float[Tensor, "*batch pos width"]
 Labels = Float[Tensor, "*label_batch label_n"]
 
 
-class Numerics(NamedTuple):
-    """How a construction calculates. A LayerNorm is off by |fields|² / (8 ratio²), relatively."""
-
-    order: int  # of the stencil of a product
-    eps: float  # its scale, where truncation and rounding are about equal
-    ratio: float  # of an address to a field of size 1
-
-
-PAPER = Numerics(0, 1.3e-6, 1e8)  # three GELUs for a product
-FINE = Numerics(6, 0.047, 1e7)  # more GELUs: the most exact
-LIGHT = Numerics(4, 0.1, 2e4)  # at a larger scale: the smallest weights
+# How a construction calculates; a LayerNorm is off by |fields|² / (8 RATIO²), relatively.
+ORDER, EPS = 6, 0.047  # stencil of a product, at the scale where truncation equals rounding
+RATIO = 1e7  # of an address to a field of size 1
+GAIN = math.sqrt(RATIO)  # weight of every LayerNorm: a field of 1 is 1 / GAIN in the stream
 
 
 def stencil(order: int, eps: float) -> Float[Tensor, "3 neurons"]:
@@ -70,17 +63,11 @@ class Layout:
 
     fields: Mapping[str, int]
     columns: int
-    numerics: Numerics = FINE
 
     @property
     def width(self) -> int:
         """Return the channels of the residual stream."""
         return FIRST + sum(self.fields.values())
-
-    @property
-    def gain(self) -> float:
-        """Weight of every LayerNorm; a field of value 1 has the size 1 / gain in the stream."""
-        return math.sqrt(self.numerics.ratio)
 
     def pick(self, name: str) -> Float[Tensor, "size width"]:
         """Return rows that read or write a field; ``pick("x") - pick("y")`` reads a difference."""
@@ -91,7 +78,7 @@ class Layout:
     @property
     def where(self) -> Float[Tensor, "3 width"]:
         """Return rows that read (cos θ, sin θ, 1), all 0 in the start token."""
-        return self._rows(ADDRESS)[:3] / self.numerics.ratio
+        return self._rows(ADDRESS)[:3] / RATIO
 
     @property
     def angles(self) -> Float[Tensor, "columns 3"]:
@@ -103,28 +90,28 @@ class Layout:
     def addresses(self) -> Float[Tensor, "columns width"]:
         """Return rows that add a column's address, once for each unit written."""
         both = torch.cat([self.angles, -self.angles], 1)
-        return both @ self._rows(ADDRESS) * self.numerics.ratio
+        return both @ self._rows(ADDRESS) * RATIO
 
     @property
     def places(self) -> Float[Tensor, "columns width"]:
         """Return the positional embedding: rest in the start token, then each column's address."""
         rest = self._rows(REST)[:1] - self._rows(REST)[1:]
-        rest = rest * math.sqrt(2) * self.numerics.ratio
-        return torch.cat([rest, self.addresses[1:]]) / self.gain
+        rest = rest * math.sqrt(2) * RATIO
+        return torch.cat([rest, self.addresses[1:]]) / GAIN
 
     def stream(self, **fields: Float[Tensor, "*batch pos _"]) -> Stream:
         """Return a residual stream: places, and the values of fields, from column 0 on."""
-        values = torch.cat(list(fields.values()), -1) / self.gain
+        values = torch.cat(list(fields.values()), -1) / GAIN
         return self.places[: values.shape[-2]] + values @ torch.cat([*map(self.pick, fields)])
 
     def value(self, stream: Stream, name: str) -> Float[Tensor, "*batch pos size"]:
         """Return a field's value in a stream."""
-        return stream @ self.pick(name).T * self.gain
+        return stream @ self.pick(name).T * GAIN
 
     def reading(self, rows: Rows) -> Float[Tensor, "width count"]:
         """Return the matrix that reads rows behind a LayerNorm."""
         rows = rows - rows.sum(1, keepdim=True) * self._rows(ZERO)
-        norm = 4 * (self.numerics.ratio / self.gain) ** 2  # of an address, squared
+        norm = 4 * (RATIO / GAIN) ** 2  # of an address, squared
         return rows.T * math.sqrt(norm / self.width + LN_EPSILON)
 
     def _rows(self, channels: slice) -> Rows:
@@ -160,7 +147,7 @@ def mov(layout: Layout, read: Rows, write: Rows, source: int, target: int | None
     sharp = 2 * MARGIN / gap
     query, key, bias = _share(query * sharp, layout.reading(layout.where), bias * sharp)
     root = layout.width**0.25  # the scores are divided by its square
-    value, out = _share(layout.reading(read), write / layout.gain)
+    value, out = _share(layout.reading(read), write / GAIN)
     return Head(query * root, bias * root, key * root, value, out)
 
 
@@ -176,16 +163,16 @@ def mul(
     every = (*left.shape[:2], *right.shape[1:])  # (a, b, c, width): one product of numbers for each
     parts = (left[:, :, None], right[None], write[:, None])
     first, second, out = (part.expand(every).flatten(0, 2) for part in parts)
-    x, y, weight = stencil(layout.numerics.order, layout.numerics.eps)
+    x, y, weight = stencil(ORDER, EPS)
     into = torch.einsum("wi,k->wik", layout.reading(first) / sizes[0], x)
     into += torch.einsum("wi,k->wik", layout.reading(second) / sizes[1], y)
-    out = torch.einsum("iw,k->ikw", out, weight) * (sizes[0] * sizes[1] / layout.gain)
+    out = torch.einsum("iw,k->ikw", out, weight) * (sizes[0] * sizes[1] / GAIN)
     return Neurons(into.flatten(1), out.flatten(0, 1))
 
 
 def aff(layout: Layout, read: Rows, write: Rows) -> Neurons:
     """Add what is read, a linear map of fields; G(z) - G(-z) is z, exactly."""
-    into, out = _share(layout.reading(read), write / layout.gain)
+    into, out = _share(layout.reading(read), write / GAIN)
     return Neurons(torch.cat([into, -into], 1), torch.cat([out, -out]))
 
 
@@ -222,7 +209,7 @@ class Block:
         return x + functional.gelu(self._norm(x) @ self.neurons.into) @ self.neurons.out
 
     def _norm(self, x: Stream) -> Stream:
-        return functional.layer_norm(x, x.shape[-1:], eps=LN_EPSILON) * self.layout.gain
+        return functional.layer_norm(x, x.shape[-1:], eps=LN_EPSILON) * GAIN
 
 
 def assemble(layout: Layout, head: Head | None = None, *neurons: Neurons) -> Block:
@@ -240,13 +227,6 @@ class Program:
     layout: Layout
     blocks: tuple[Block, ...]
 
-    @property
-    def largest(self) -> float:
-        """Return the largest absolute value of a weight, bias or gain, embeddings included."""
-        parts = [part for block in self.blocks for part in (*(block.head or ()), *block.neurons)]
-        sizes = [float(part.abs().max()) for part in (self.layout.places, *parts) if part.numel()]
-        return max(self.layout.gain, *sizes)
-
     def __call__(self, xs: Float[Tensor, "*batch n d"], ys: Labels) -> Float[Tensor, "*batch n"]:
         """Predict each y from the pairs before it and its own x; the first prediction is 0."""
         return self.layout.value(self.stream(xs, ys)[-1], "prediction")[..., 1::2, 0]
@@ -262,35 +242,30 @@ class Program:
         return streams
 
 
-def gradient_program(
-    dim: int, examples: int, rate: float, penalty: float = 0.0, numerics: Numerics = FINE
-) -> Program:
-    """Take a step of gradient descent for each example, w' = w - 2α (x (xᵀw) - x y + λ w), from 0,
-    in O(d) channels and neurons: two blocks a step, one for the prediction (theorem 1).
+def gradient_program(dim: int, examples: int, rate: float) -> Program:
+    """Take a step of gradient descent for each example, w' = w - 2α (x (xᵀw) - x y), from 0, in
+    O(d) channels and neurons: two blocks a step, one for the prediction (theorem 1).
 
     Step i, in every column after y_i: fetch x = x_i, and calculate xᵀw; then fetch the residual
-    xᵀw - y and a flag from the column of y_i, and change w. Columns before it fetch nothing."""
+    xᵀw - y from the column of y_i, and change w. Columns before it fetch nothing."""
     fields = {"label": 1, "input": dim, "weights": dim, "prediction": 1}
-    fields |= {"x": dim, "dot": 1, "residual": 1, "flag": 1}
-    layout = Layout(fields, 2 * examples + 2, numerics)
-    label, query, weights, _, x, dot, residual, flag = map(layout.pick, fields)
-    change, decay = -2 * rate * weights[:, None], -2 * rate * penalty * weights[:, None]
-    used = torch.cat([x, dot, residual, flag])
+    fields |= {"x": dim, "dot": 1, "residual": 1}
+    layout = Layout(fields, 2 * examples + 2)
+    label, query, weights, _, x, dot, residual = map(layout.pick, fields)
+    used, change = torch.cat([x, dot, residual]), -2 * rate * weights[:, None]
     dots = mul(layout, x[None], weights[:, None], dot[None])
     changes = [
         mul(layout, x[:, None], residual[None], change, (1.0, math.sqrt(dim))),
-        mul(layout, weights[:, None], flag[None], decay),
         aff(layout, used, -used),
     ]
-    read, write = torch.cat([dot - label, layout.where[2:]]), torch.cat([residual, flag])
     blocks = []
     for column in range(1, 2 * examples, 2):
         blocks.append(assemble(layout, mov(layout, query, x, column), dots))
-        blocks.append(assemble(layout, mov(layout, read, write, column + 1), *changes))
+        blocks.append(assemble(layout, mov(layout, dot - label, residual, column + 1), *changes))
     return Program(layout, (*blocks, _predict(layout)))
 
 
-def ridge_program(dim: int, examples: int, penalty: float, numerics: Numerics = FINE) -> Program:
+def ridge_program(dim: int, examples: int, penalty: float) -> Program:
     """Update a ridge solution with one example at a time by the formula of Sherman and Morrison,
     ``(A + xxᵀ)⁻¹ = A⁻¹ - A⁻¹x (A⁻¹x)ᵀ / (1 + xᵀA⁻¹x)`` with A = λI + Σ xxᵀ (theorem 2): four
     blocks for an example, then one, in O(d²) channels and neurons.
@@ -301,7 +276,7 @@ def ridge_program(dim: int, examples: int, penalty: float, numerics: Numerics = 
     divides by q/λ; the columns fetch u/q and e/q from there and update."""
     fields = {"label": 1, "input": dim, "weights": dim, "prediction": 1, "matrix": dim**2}
     fields |= {"x": dim, "u": dim, "dot": 1, "growth": 1, "divided": dim, "error": 1}
-    layout = Layout(fields, 2 * examples + 2, numerics)
+    layout = Layout(fields, 2 * examples + 2)
     picked = map(layout.pick, fields)
     label, query, weights, _, matrix, x, u, dot, growth, divided, error = picked
     matrix = matrix.unflatten(0, (dim, dim))  # M - I, so that it need not be set

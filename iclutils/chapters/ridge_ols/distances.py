@@ -165,20 +165,16 @@ def nearest(
 
 def lead(
     regressor: Predicted,
-    ours: Sequence[Other],
+    ours: Other,
     others: Sequence[Other],
     dim: int,
     region: slice | None = None,
 ) -> Float[Tensor, "member batch"]:
-    """Return how much nearer the nearest of ``ours`` is to each member than the nearest of
-    ``others``, by MSPD, context by context; ``nearest`` ranks all baselines and needs no sides."""
-
-    def closest(group: Sequence[Tensor]) -> Tensor:
-        off = torch.stack([apart(regressor, row, dim, region) for row in group])
-        best = off.mean(-1).argmin(0)  # of each member: (algorithm, member, batch) to (member,)
-        return off[best, torch.arange(len(best))]
-
-    return closest(others) - closest(ours)
+    """Return how much nearer ``ours`` is to each member than the nearest of ``others``, by MSPD,
+    context by context; ``nearest`` ranks all baselines and needs no sides."""
+    off = torch.stack([apart(regressor, row, dim, region) for row in others])
+    best = off.mean(-1).argmin(0)  # of each member: (algorithm, member, batch) to (member,)
+    return off[best, torch.arange(len(best))] - apart(regressor, ours, dim, region)
 
 
 def _squares(first: Tensor, second: Tensor, dim: int) -> Tensor:

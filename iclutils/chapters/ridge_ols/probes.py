@@ -25,7 +25,6 @@ from .distances import AT_ONCE
 Kind = Literal["linear", "mlp"]
 States = Float[Tensor, "net layer batch pos width"]
 Targets = Float[Tensor, "target contexts d"]  # of the same contexts; a mismatch gets a cure
-PENALTIES = tuple(10.0**i for i in range(7))  # of a ridge probe on standardised states
 FLOOR = 1e-6  # directions of the hidden states with less of the largest variance count as empty
 
 
@@ -107,7 +106,7 @@ def fit(
 ) -> Probed:
     """Train one probe for every network, layer and target at once, by Adam, on states from
     ``whiten``; ``rate`` (of the map) and ``score_rate`` (of s) fall to 0 along a cosine. The paper
-    has a rate of 1e-3, 512 hidden units and more steps. ``ridge_errors`` is for few contexts."""
+    has a rate of 1e-3, 512 hidden units and more steps."""
     nets, layers, batch, pos, width = states.shape
     groups = states.view(nets * layers, batch, pos, width)  # a layer of a network each
     count = (batch - held_out) // batch_size
@@ -175,21 +174,3 @@ def _normalised(
     """Return each context's part in 1 − R², of sums over the coordinates."""
     spread = (targets - targets.mean(1, keepdim=True)).square().sum(-1).mean(1, keepdim=True)
     return (predicted - targets).square().sum(-1) / spread
-
-
-def ridge_errors(
-    states: Float[Tensor, "layer batch width"], targets: Float[Tensor, "target batch"]
-) -> Float[Tensor, "layer target batch"]:
-    """Return squared errors of a linear probe over the target's variance, each context held out
-    once: ridge on standardised states. For few contexts of a large network; ``fit`` is for many."""
-    from sklearn.linear_model import RidgeCV  # a second to import, and few measures need it
-    from sklearn.model_selection import cross_val_predict
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    wanted, errors = targets.mT.double().numpy(), []
-    probe = make_pipeline(StandardScaler(), RidgeCV(PENALTIES, alpha_per_target=True))
-    for layer in bar(states.double().numpy(), "layers"):
-        predicted = cross_val_predict(probe, layer, wanted, cv=5)
-        errors.append(torch.from_numpy((predicted - wanted) ** 2 / wanted.var(0)).mT)
-    return torch.stack(errors)

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...errors import IclError
 from ...interp.hooks import at_positions, run_with_hooks
 from ...interp.kv_cache import keys_values, read_with_cache
-from ...models import TransformerBridge, get_act_name
+from ...models import TransformerBridge
 from ...progress import bar
 from ...tasks.numbers import NumberFormat
 from ...tasks.regression import Contexts
@@ -89,21 +89,6 @@ def ask_every_number(
             answers.append(_mean(form, log_p)[0].unflatten(0, (-1, count)))
         means.append(torch.stack(answers, 1))
     return torch.cat(means)
-
-
-def hidden_states(
-    model: TransformerBridge, form: NumberFormat, contexts: Contexts, batch_size: int = 16
-) -> Float[Tensor, "layer batch width"]:
-    """Return the residual streams (0: the embedding) at the token before the last y."""
-    tokens, at = _write(form, contexts.xs, contexts.ys)
-    layers = range(model.cfg.n_layers)
-    names = [get_act_name("resid_pre", 0), *(get_act_name("resid_post", la) for la in layers)]
-    cut, states = int(at[-1]), []
-    for batch in bar(tokens[:, : cut + 1].split(batch_size), "contexts"):
-        last = at_positions(torch.full((len(batch), 1), cut))
-        _, cache = run_with_hooks(model, batch.to(model.cfg.device), [last], names)
-        states.append(torch.stack([cache[name][:, -1] for name in names]).cpu())
-    return torch.cat(states, 1)
 
 
 def _write(form: NumberFormat, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:

@@ -60,22 +60,6 @@ def test_training_comes_near_the_closed_form():
             assert float(learned.error[0, layer, 0]) == pytest.approx(expected, abs=0.01)
 
 
-def test_ridge_probes_of_few_wide_states():
-    """What is planted in one layer is found there alone; every context is held out once."""
-    states = noise(2, 60, 90, seed=3)
-    targets = torch.stack([states[1, :, :2].sum(1), noise(60, seed=4)])
-    found = probes.ridge_errors(states, targets)
-    assert found.shape == (2, 2, 60)
-    means = found.mean(-1)
-    assert means[1, 0] < 0.7 < 0.9 < min(means[0, 0], means[0, 1], means[1, 1])
-    plain = torch.cat([states, targets[:1, :, None].expand(2, -1, 60)], -1)
-    assert probes.ridge_errors(plain, targets)[:, 0].mean() < 0.1
-    changed = targets.clone()
-    changed[1, 0] += 100
-    moved = probes.ridge_errors(states, changed)
-    torch.testing.assert_close(moved[:, 0], found[:, 0])
-
-
 def test_states_and_targets():
     """Residual streams network by network; targets by NumPy."""
     shape = Shape(3, 6, "two", 2, 8, 2)
