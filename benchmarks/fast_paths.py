@@ -70,12 +70,17 @@ def prefixes():
     compare("ridge at every prefix", lambda: ridge(xs, ys, 0.1), fits, 1e-8, 16 / 1024)
 
 
-def heads():
-    """Set each head of a GPT-2 to zero: in a pass that begins at its layer, and in a whole pass."""
+def six_layers():
+    """Load a random GPT-2 of six layers."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         GPT2LMHeadModel(GPT2Config(n_layer=6)).save_pretrained(folder)
-        model = load(folder)
+        return load(folder)
+
+
+def heads():
+    """Set each head of a GPT-2 to zero: in a pass that begins at its layer, and in a whole pass."""
+    model = six_layers()
     tokens = repeated_tokens(model, 1, 30, torch.Generator().manual_seed(0)).tokens
     entries = torch.arange(31, 60)
     task = CleanCorrupt(tokens, tokens, entries[None], tokens[:, entries + 1])
@@ -147,10 +152,7 @@ def dual():
 
 def invariants():
     """What is asked of a model once, before its edges are measured, beside one such measure."""
-    torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
-        GPT2LMHeadModel(GPT2Config(n_layer=6)).save_pretrained(folder)
-        model = load(folder)
+    model = six_layers()
     task = copying(model, 8, 25, torch.Generator().manual_seed(0))
 
     def seconds(way):

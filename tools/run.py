@@ -17,14 +17,12 @@ import time
 import traceback
 from pathlib import Path
 
-import nbformat
 import papermill as pm
 import psutil
 import yaml
 from joblib import Parallel, delayed, parallel_config
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from papermill.exceptions import PapermillExecutionError
-from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "_build" / "run"
@@ -133,17 +131,11 @@ def execute(notebook: Path, out: Path, changed: dict, print_of: str) -> tuple[Pa
     out.with_suffix(".json").unlink(missing_ok=True)
     os.environ |= {"ICLUTILS_RESULTS": str(out.parents[1] / "results"), "ICLUTILS_QUIET": "1"}
     tier, start, error = changed.get("tier", "mini"), time.perf_counter(), ""
-    cells = sum(c.cell_type == "code" for c in nbformat.read(notebook, 4).cells)
-    bar = tqdm(total=cells, desc=notebook.stem, leave=False, delay=2, disable=None)
-
-    def begin(cell, **_):
-        bar.set_description(f"{notebook.stem} {cell.source.strip().splitlines()[0][:30]!r}")
-
+    bar = {"desc": notebook.stem, "leave": False, "delay": 2, "disable": None}  # on a terminal
     try:
         pm.execute_notebook(
-            notebook, out, changed, progress_bar=False, start_timeout=START,
+            notebook, out, changed, progress_bar=bar, start_timeout=START,
             execution_timeout=60 * MINUTES[tier], skip_cells_with_tag=LEFT_OUT.get(tier, ""),
-            on_cell_execute=begin, on_cell_executed=lambda **_: bar.update(),
             extra_arguments=["--IPKernelApp.log_level=40"],
         )  # fmt: skip
     except PapermillExecutionError as stop:
@@ -152,8 +144,6 @@ def execute(notebook: Path, out: Path, changed: dict, print_of: str) -> tuple[Pa
         error = f"{type(stop).__name__}: {str(stop).strip().splitlines()[0]}"
     except Exception:  # a fault of the runner's own is told, too, and the other chapters go on
         error = traceback.format_exc()
-    finally:
-        bar.close()
     seconds = round(time.perf_counter() - start, 1)
     record = {"inputs": print_of, "seconds": seconds, "error": error, "machine": machine()}
     out.with_suffix(".json").write_text(json.dumps(record, indent=1))
@@ -168,9 +158,7 @@ def fingerprint(notebook: Path, out: Path, changed: dict) -> str:
     code = (path for name in ("iclutils", "training") for path in (ROOT / name).rglob("*"))
     package = (path for path in code if path.suffix in (".py", ".yml", ".toml", ".tsv"))
     sums = (ROOT / "iclutils/zoo").glob("*/SHA256SUMS")
-    stored = (ROOT / "book/results").glob(
-        "real*/*.json"
-    )  # what chapters show of the language model
+    stored = (ROOT / "book/results").glob("real*/*.json")  # what chapters show of SmolLM2
     for path in sorted([*package, *sums, *stored, ROOT / "constraints.txt"]):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -12,7 +12,7 @@ from itertools import takewhile
 
 import torch
 from einops import einsum
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
 from ..errors import IclError
@@ -32,7 +32,6 @@ from .hooks import Hook
 from .invariants import blocks
 
 ROWS = 16_384  # rows of d_model held at once: (circuit, sequence, writer, position)
-EdgeMask = Bool[Tensor, "writer reader"]
 
 
 def scores(
@@ -52,7 +51,9 @@ def scores(
     with bar(what="circuits", total=count) as progress:
         for rows in sequences:
             part = task[rows]
-            corrupt = written(model, graph, part.corrupt)
+            _, cache = cached(model, part.corrupt, {*map(output_hook, graph.writers)})
+            writes = [_writes(model, u, cache[output_hook(u)]) for u in _by_hook(graph)]
+            corrupt = torch.cat(writes, 1)  # (batch, writer, pos, d_model)
             for some in parts:
                 hooks = list(_hooks(model, graph, cut[some], corrupt))
                 copies = part[torch.arange(len(part)).repeat(len(some))]
@@ -60,14 +61,6 @@ def scores(
                 out[some[:, None], rows] = score.view(len(some), len(part))
                 progress.update()
     return out
-
-
-def written(
-    model: TransformerBridge, graph: Graph, tokens: Int[Tensor, "batch pos"]
-) -> Float[Tensor, "batch writer pos d_model"]:
-    """Return what every writer writes, heads before a norm on their way to the stream."""
-    _, cache = cached(model, tokens, set(map(output_hook, graph.writers)))
-    return torch.cat([_writes(model, u, cache[output_hook(u)]) for u in _by_hook(graph)], 1)
 
 
 def _by_hook(graph: Graph) -> list[Node]:
@@ -185,7 +178,7 @@ def smallest_size(
 
 
 def random_circuits(
-    graph: Graph, like: EdgeMask, count: int, generator: Generator
+    graph: Graph, like: Bool[Tensor, "writer reader"], count: int, generator: Generator
 ) -> Bool[Tensor, "circuit writer reader"]:
     """Draw ``count`` circuits with as many edges between the same layers as ``like``: a control."""
     layer = [torch.tensor([node.layer for node in side]) for side in (graph.writers, graph.readers)]

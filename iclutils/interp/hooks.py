@@ -3,6 +3,9 @@
 A head (its ``z``, before ``W_O``) or MLP layer becomes zero at every position, its mean over batch
 and positions, or what it computes on *other* sequences (resample). Zero is off the model's usual
 path and can hurt for that alone; resample keeps the statistics and removes the content.
+
+Here are the hooks, for a forward pass of your own. What a removal costs a task, in nats, measures
+``patching.ablate``; what is left of an answer, under any replacement, ``removal.without``.
 """
 
 from __future__ import annotations

@@ -116,14 +116,14 @@ def key_patterns(
     model_graph(model).mask((node, keys) for node in every)  # all of these edges exist
     start, name = get_act_name("resid_pre", layer), get_act_name("pattern", layer)
     names = [start, *map(output_hook, every)]
-    own, other = (activations(model, tokens, names) for tokens in (clean, corrupt))
+    own, other = (activations(model, side, names) for side in (clean, corrupt))
     none, patterns = torch.zeros_like(own[start]), []
     size = max(1, ROWS // clean.numel())
     for some in (nodes[i : i + size] for i in range(0, len(nodes), size)):
         shift = torch.cat([change_of_writes(model, own, other, x) if x else none for x in some])
         hooks = shift_inputs(model, Node("k", layer), [head], lambda: shift[:, :, None])  # noqa: B023
-        copies = (x.repeat(len(some), *[1] * (x.ndim - 1)) for x in (clean, own[start]))
-        _, seen = run_from(model, layer, *copies, hooks, [name], layer + 1)
+        tokens, stream = clean.repeat(len(some), 1), own[start].repeat(len(some), 1, 1)
+        _, seen = run_from(model, layer, tokens, stream, hooks, [name], layer + 1)
         patterns.append(seen[name][:, head].unflatten(0, (len(some), -1)))
     return torch.cat(patterns)
 

@@ -85,11 +85,6 @@ def ink(colour: ColorType) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def _typeset(name: str) -> str:
-    """Typeset a name such as ``S_pq`` as in the text, a letter with an index."""
-    return re.sub(r"^([A-Z])_([a-z]{2})$", r"$\1_{\2}$", name)
-
-
 def name_lines(axes: Axes) -> None:
     """Write the name of every line at its right end, in its colour, in the place of a legend; names
     that would meet are moved apart. Call it last."""
@@ -330,7 +325,8 @@ def curves(
         styles = cycle([(GREY, "o-")] if alike else zip(COLOURS, STROKES, strict=True))
         for (name, (x, y, *band)), (colour, stroke) in zip(lines.items(), styles, strict=False):
             stroke = stroke[1:] if band else stroke
-            ax.plot(x, y, stroke, ms=3, lw=1, color=colour, label=_typeset(name))
+            label = re.sub(r"^([A-Z])_([a-z]{2})$", r"$\1_{\2}$", name)  # S_pq as in the text
+            ax.plot(x, y, stroke, ms=3, lw=1, color=colour, label=label)
             if band:
                 ax.fill_between(x, band[0], band[1], color=colour, alpha=0.2, lw=0)
         if log_y:

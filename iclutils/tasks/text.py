@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow
@@ -60,11 +60,14 @@ class TextTask:
     test: str = ""
 
 
+def _task(fields: dict[str, Any]) -> TextTask:
+    """Make a task of its fields in ``tasks.yml``."""
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    return TextTask(**values)
+
+
 _FIELDS = yaml.safe_load((OWN / "tasks.yml").read_text(encoding="utf-8"))
-TASKS = {
-    name: TextTask(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
-    for name, fields in _FIELDS.items()
-}
+TASKS = {name: _task(fields) for name, fields in _FIELDS.items()}
 
 
 # Rows

@@ -82,11 +82,6 @@ def find(name_or_path: str | Path, step: int | None = None) -> Path:
     )
 
 
-def log(name: str) -> Path:
-    """The log of a training: a line of JSON for every few steps."""
-    return home(name) / "training.jsonl"
-
-
 def read_card(name: str) -> str:
     """The model card (Markdown)."""
     return (home(name) / "README.md").read_text(encoding="utf-8")

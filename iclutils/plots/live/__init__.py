@@ -80,12 +80,6 @@ def heads(model: Any, tokens: Sequence[int] | Tensor, names: Sequence[str] = ())
     return _widget(part, b"".join(weight.numpy().tobytes() for weight in raw))
 
 
-def _module() -> str:
-    """Return the scripts of the figure as one module of JavaScript, as ``anywidget`` wants it."""
-    scripts = (FOLDER / f"{name}.js" for name in ("transformer", "live", "induction", "notebook"))
-    return "\n".join(path.read_text(encoding="utf-8") for path in scripts)
-
-
 def _widget(part: dict[str, Any], weights: bytes) -> Any:
     """Return the widget of a figure: what it shows, and the weights as they lie in memory."""
     try:
@@ -95,8 +89,11 @@ def _widget(part: dict[str, Any], weights: bytes) -> Any:
         message = "The figure needs anywidget: pip install anywidget, then run again."
         raise IclError(message) from error
 
+    scripts = (FOLDER / f"{name}.js" for name in ("transformer", "live", "induction", "notebook"))
+    module = "\n".join(path.read_text(encoding="utf-8") for path in scripts)
+
     class Figure(anywidget.AnyWidget):
-        _esm = _module()
+        _esm = module
         _css = (FOLDER / "live.css").read_text(encoding="utf-8")
         part = traitlets.Dict().tag(sync=True)
         weights = traitlets.Bytes().tag(sync=True)
