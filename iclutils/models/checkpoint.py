@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import (
@@ -30,6 +31,8 @@ from ..files import read_json
 
 OWN = ("in-context regressors", "solvers")  # networks that read numbers, see ``storage``
 TOKENIZERS = ("vocab.json", "tokenizer.model")  # without tokenizer.json
+UNKNOWN = "a\ue000"  # a character that no text has
+SAMPLE = "Text: a great  film\nLabel: walked 12 ->"
 LONGEST = 160  # characters of another library's message
 LISTED = 3  # names that a message lists
 # Tensors of old files that networks compute for themselves.
@@ -48,7 +51,10 @@ def refuse(folder: Path, name: str) -> None:
             ".save_pretrained('merged'), then load 'merged', with the tokenizer copied into it."
         )
     if not (folder / "config.json").is_file():
-        raise IclError(f"{folder} has no config.json: it is not a Hugging Face model folder.")
+        raise IclError(
+            f"{folder} has no config.json: it is not a Hugging Face model folder. Give one that "
+            "save_pretrained wrote; a GGUF file alone is not loaded."
+        )
     if missing := [path.name for path in weights(folder) if not path.is_file()]:
         raise IclError(
             f"{folder} holds no weights: no {_listed(missing)}. Copy it whole; pickled weights are "
@@ -155,21 +161,63 @@ def tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase | None:
         return None
     kind = PreTrainedTokenizerFast if whole else AutoTokenizer
     try:
-        return kind.from_pretrained(folder, local_files_only=True)
+        reader = kind.from_pretrained(folder, local_files_only=True)
+        reader(UNKNOWN)  # a vocabulary may have no token for what it lacks
+        agrees = _agrees(folder, reader)
     except Exception as error:  # of the libraries of all kinds of tokenizers
         raise IclError(
             f"The tokenizer of {name!r} cannot be read ({first_line(error)}). Copy its files "
             "again, or take them away to load the model without one."
         ) from error
+    if not agrees:
+        raise IclError(
+            f"Of the tokenizer files of {name!r} transformers makes another tokenizer than they "
+            "describe, so that texts would be other tokens. Write tokenizer.json anew with a "
+            "version that reads them right, such as transformers 4: "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...)."
+        )
+    merges: Any = getattr(getattr(reader, "backend_tokenizer", None), "model", None)
+    if getattr(merges, "dropout", None):
+        merges.dropout = None  # a share that is left out at random, in training
+    return reader
+
+
+def _agrees(folder: Path, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the words that settings add have the ids that they name; without a tokenizer.json,
+    whether its class is the one named, and a sample is split as by the sentencepiece beside it."""
+    path, trained = folder / "tokenizer_config.json", folder / "tokenizer.model"
+    settings = read_json(path) if path.is_file() else {}
+    added = settings.get("added_tokens_decoder", {}).items()
+    words = [(word["content"], int(token)) for token, word in added if not word.get("special")]
+    if any(tokenizer.convert_tokens_to_ids(word) != token for word, token in words):
+        return False
+    if (folder / "tokenizer.json").is_file():
+        return True
+    named = getattr(transformers, settings.get("tokenizer_class") or "", object)
+    if not isinstance(tokenizer, named) or not trained.is_file():
+        return isinstance(tokenizer, named)
+    from sentencepiece import SentencePieceProcessor
+
+    pieces = SentencePieceProcessor(model_file=str(trained)).encode(SAMPLE)
+    return bool(tokenizer(SAMPLE, add_special_tokens=False)["input_ids"] == pieces)
+
+
+def start_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return what the tokenizer puts before a text: BOS for some (Llama, Gemma), ``[CLS]``, two
+    tokens (GLM), or nothing."""
+    whole = tokenizer("a", return_special_tokens_mask=True)
+    return whole["input_ids"][: [*whole["special_tokens_mask"], 0].index(0)]
 
 
 def bos(folder: Path, vocab: int, tokenizer: PreTrainedTokenizerBase | None) -> int | None:
     """Return the id of the token that begins a sequence, if the model names one that it can read.
 
-    It is the tokenizer's, which wrote the texts that the model was trained on; else that of
-    config.json itself, since a config class fills in a default (1 for Llama) that nobody chose.
+    It is the one with which the tokenizer begins texts, whatever its name, since the model was
+    trained on such texts, or the tokenizer's BOS; else that of config.json itself, since a config
+    class fills in a default (1 for Llama) that nobody chose.
     """
-    first = getattr(tokenizer, "bos_token_id", None)
+    start = [] if tokenizer is None else start_tokens(tokenizer)
+    first = start[0] if len(start) == 1 else getattr(tokenizer, "bos_token_id", None)
     if first is None:
         first = read_json(folder / "config.json").get("bos_token_id")
     return first if isinstance(first, int) and 0 <= first < vocab else None

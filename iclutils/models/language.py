@@ -44,6 +44,7 @@ from ..errors import IclError, unknown
 from ..files import check_sums, read_json, sha256
 from ..zoo import smollm2
 from . import checkpoint
+from .checkpoint import start_tokens as start_tokens
 
 logging.disable_progress_bar()
 
@@ -422,18 +423,14 @@ def words(model: TransformerBridge) -> PreTrainedTokenizerBase:
 def encode(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], **options: Any
 ) -> BatchEncoding:
-    """Tokenize texts as text alone: without BOS, and with ``</s>`` in a text as four characters."""
-    settings = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    """Tokenize texts as text alone: without BOS, and with ``</s>`` in a text as four characters.
+
+    A newline is text, too, where a tokenizer of whole words has it among its special tokens.
+    """
+    special = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
+    split = any(token in text for token in special if token.strip() for text in texts)
+    settings = {"add_special_tokens": False, "split_special_tokens": split, "verbose": False}
     return tokenizer(list(texts), **settings, **options)
-
-
-def start_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return what the tokenizer puts before a text: BOS for some (Llama, Gemma), or nothing."""
-    first = tokenizer.bos_token_id
-    whole, bare = (tokenizer("a", add_special_tokens=x)["input_ids"] for x in (True, False))
-    begins = whole[:1] == [first] and len(whole) > len(bare)  # else "a" itself may be unknown
-    asked = tokenizer.init_kwargs.get("add_bos_token", begins)
-    return [first] if asked and first is not None else []
 
 
 def token_ids(model: TransformerBridge) -> Int[Tensor, "token"]:

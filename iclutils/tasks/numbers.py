@@ -74,10 +74,11 @@ class NumberFormat:
 def of_model(model: TransformerBridge) -> NumberFormat:
     """Write numbers as the model's tokenizer does, or as token ids where it reads no text."""
     try:
-        return of_text(words(model))
+        reader = words(model)
     except IclError:
         first = getattr(model.cfg, "bos_token_id", None)
         return of_ids(model.cfg.d_vocab, None if first is None else int(first))
+    return of_text(reader)
 
 
 def of_text(tokenizer: PreTrainedTokenizerBase) -> NumberFormat:

@@ -158,6 +158,17 @@ class Words:
 Source = Topics | Text | Words
 
 
+def _reads_topics(model: TransformerBridge) -> bool:
+    """Whether a model has as many tokens as the made-up topics, and no words of its own."""
+    if model.cfg.d_vocab != topics.VOCAB:
+        return False
+    try:
+        model_words(model)
+    except IclError:
+        return True
+    return False
+
+
 def compatible_tasks(
     model: TransformerBridge, wanted: str, usual: tuple[str, ...]
 ) -> tuple[str, ...]:
@@ -167,7 +178,7 @@ def compatible_tasks(
     """
     if wanted:
         return tuple(name.strip() for name in wanted.split(","))
-    if usual == ("topics",) and model.cfg.d_vocab != topics.VOCAB:
+    if usual == ("topics",) and not _reads_topics(model):
         return ("sentiment",)
     return usual
 
@@ -195,17 +206,17 @@ def open_source(
         return Text(own, model_words(model), model.cfg.n_ctx, device, first, *parts)
     if task in words.FUNCTIONS:
         return Words(task, model_words(model), model.cfg.n_ctx, device, generator)
-    if model.cfg.d_vocab != topics.VOCAB:
+    if not _reads_topics(model):
         raise IclError(
-            f"This model has {model.cfg.d_vocab} tokens, the made-up topics {topics.VOCAB}: "
-            f"choose a text task for it ({', '.join(text.TASKS)})."
+            f"This model has {model.cfg.d_vocab} tokens, the made-up topics {topics.VOCAB} without "
+            f"words: choose a text task for it ({', '.join(text.TASKS)})."
         )
     return Topics(generator, device)
 
 
 def token_strings(model: TransformerBridge, tokens: Int[Tensor, "token"]) -> list[str]:
     """Spell a model's tokens in words; those of the made-up topics by their names."""
-    if model.cfg.d_vocab == topics.VOCAB:
+    if _reads_topics(model):
         return [topics.NAMES[token] for token in tokens.tolist()]
     return [model_words(model).decode([token]) for token in tokens.tolist()]  # type: ignore[misc]
 

@@ -240,8 +240,8 @@ def first_tokens(
             raise IclError(f"The label word {word!r} is not in the vocabulary of this tokenizer.")
         if not str(tokenizer.decode(ids[:1])).strip():
             raise IclError(
-                f"Of the label word {word!r} this tokenizer makes a space and the rest: use one "
-                "that is no number."
+                f"The first token of the label word {word!r} is a space alone: use another word, "
+                "which is no number, or another model."
             )
     return [ids[0] for _, ids in split]
 

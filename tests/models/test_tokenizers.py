@@ -3,14 +3,16 @@
 import json
 
 import pytest
+import sentencepiece
 import torch
-from tiny import as_llama2, byte_level, save_gpt2, save_reader
-from tokenizers import Tokenizer, normalizers, pre_tokenizers
+import transformers as hf
+from tiny import LINES, as_llama2, byte_level, save_gpt2, save_grouped, save_reader
+from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 
-from iclutils import models
+from iclutils import IclError, models
 from iclutils.interp import readout
-from iclutils.tasks import numbers, sources, text
+from iclutils.tasks import numbers, sources, text, topics
 from iclutils.tasks.prompts import Role
 from iclutils.tasks.repeated import repeated_tokens, text_twice
 
@@ -65,6 +67,127 @@ def test_prompts_begin_with_bos_where_the_tokenizer_gives_it(tmp_path):
     )
     assert models.start_tokens(plain) == []
     assert numbers.of_text(plain).start == ()
+
+
+STARTS = {"[CLS]": ["[CLS]"], "[gMASK] <sop>": ["[gMASK]", "<sop>"], "</s>": ["</s>"]}
+
+
+@pytest.mark.parametrize("template", STARTS)
+def test_what_a_template_puts_before_a_text_begins_it_whatever_it_is_called(template, tmp_path):
+    """Tokenizers of BERT's and GLM's kind name no BOS, others one that they do not use."""
+    reader = byte_level()
+    core, start = reader.backend_tokenizer, STARTS[template]
+    core.add_special_tokens(start)
+    core.post_processor = processors.TemplateProcessing(
+        single=f"{template} $A", special_tokens=[(t, core.token_to_id(t)) for t in start]
+    )
+    save_reader(tmp_path, reader)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"unk_token": "<s>"}))
+    model = models.load(tmp_path)
+    asked, _ = sources.own_prompt(model, SHOWN, "I loved it")
+    assert spelled(model, asked.tokens[0])[: len(start) + 1] == [*start, "Text"]
+    drawn = repeated_tokens(model, 2, 3, torch.Generator().manual_seed(0)).tokens
+    assert spelled(model, drawn[:, 0]) == [start[0] if len(start) == 1 else "<s>"] * 2
+
+
+@pytest.mark.parametrize(
+    ("network", "settings"),
+    [("llama", {}), ("mistral", {"tokenizer_class": "LlamaTokenizer"}), ("llama", None)],
+)
+def test_a_tokenizer_of_sentencepiece_splits_as_sentencepiece_or_is_refused(
+    network, settings, tmp_path
+):
+    """transformers drops the space before a text, or takes a unigram for pair merges."""
+    lines = tmp_path / "lines.txt"
+    lines.write_text("".join(LINES))
+    exact = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(lines), model_prefix=str(tmp_path / "tokenizer"), vocab_size=420, **exact,
+        model_type="unigram" if settings is None else "bpe", byte_fallback=True, minloglevel=2,
+        hard_vocab_limit=False, character_coverage=1.0,
+    )  # fmt: skip
+    trained = sentencepiece.SentencePieceProcessor(str(tmp_path / "tokenizer.model"))
+    save_grouped(tmp_path, network, vocab_size=len(trained), bos_token_id=1)
+    named = {"tokenizer_class": "LlamaTokenizer"} if settings is None else settings
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    with pytest.raises(IclError, match=r"makes another tokenizer than they describe.* Write"):
+        models.load(tmp_path)
+    if settings == {}:
+        (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+        reader = models.words(models.load(tmp_path))
+        (ids,) = models.encode(reader, ["a great film\nwalked"])["input_ids"]
+        assert ids == trained.encode("a great film\nwalked")
+
+
+def test_a_tokenizer_of_another_class_than_the_one_named_is_refused(tmp_path):
+    """Beside a Qwen-2 transformers reads GPT-2's vocabulary and merges as Qwen-2's."""
+    reader = byte_level()
+    save_grouped(tmp_path, "qwen2", vocab_size=len(reader), bos_token_id=None)
+    reader.backend_tokenizer.model.save(str(tmp_path))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2TokenizerFast"}')
+    with pytest.raises(IclError, match="makes another tokenizer than they describe"):
+        models.load(tmp_path)
+
+
+@pytest.mark.parametrize("token", [700, None])
+def test_a_word_that_settings_add_has_the_id_that_they_name_or_is_refused(token, tmp_path):
+    reader = byte_level()
+    save_reader(tmp_path, reader, vocab=len(reader) + 8)
+    added = {str(token or len(reader)): {"content": "film", "special": False, "normalized": False}}
+    settings = {"bos_token": "<s>", "added_tokens_decoder": added}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    if token:
+        with pytest.raises(IclError, match="makes another tokenizer than they describe"):
+            models.load(tmp_path)
+    else:
+        ids = models.encode(models.words(models.load(tmp_path)), ["a film"])["input_ids"][0]
+        assert ids[-1] == len(reader)
+
+
+def whole_word_folder(folder, known, **model):
+    core = Tokenizer(WordLevel({word: i for i, word in enumerate(known)}, **model))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    core.add_special_tokens([word for word in known if word in "<s>\n"])
+    reader = hf.PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>")
+    return save_reader(folder, reader, eos_token_id=0)
+
+
+def test_a_vocabulary_without_a_token_for_what_it_lacks_is_refused(tmp_path):
+    whole_word_folder(tmp_path, ["<s>", "great", "film"], unk_token="?")
+    with pytest.raises(IclError, match=r"cannot be read \(WordLevel error: Missing \[UNK\] token"):
+        models.load(tmp_path)
+
+
+def test_a_newline_that_is_a_special_token_is_text(tmp_path):
+    known = ["?", "<s>", "\n", "great", "film", "good"]
+    reader = models.words(models.load(whole_word_folder(tmp_path, known, unk_token="?")))
+    assert models.encode(reader, ["great film\ngood"])["input_ids"] == [[3, 4, 2, 5]]
+
+
+def test_merges_left_out_at_random_in_training_are_made(tmp_path):
+    save_reader(tmp_path, byte_level())
+    path = tmp_path / "tokenizer.json"
+    whole = json.loads(path.read_text())
+    whole["model"]["dropout"] = 0.5
+    path.write_text(json.dumps(whole))
+    reader = models.words(models.load(tmp_path))
+    (ids,) = models.encode(reader, ["a waste of time"])["input_ids"]
+    assert reader.convert_ids_to_tokens(ids) == ["a", "Ġwaste", "Ġof", "Ġtime"]
+
+
+def test_a_model_of_text_that_writes_no_numbers_is_refused_and_not_asked_in_ids(tmp_path):
+    known = ["?", "<s>", "great", "film", "->"]
+    model = models.load(whole_word_folder(tmp_path, known, unk_token="?"))
+    with pytest.raises(IclError, match="does not write digits as single tokens"):
+        numbers.of_model(model)
+
+
+def test_a_model_of_text_with_as_many_tokens_as_the_made_up_topics_reads_text(tmp_path):
+    known = ["?", "<s>", *map(chr, range(ord("A"), ord("A") + topics.VOCAB - 2))]
+    model = models.load(whole_word_folder(tmp_path, known, unk_token="?"))
+    assert model.cfg.d_vocab == topics.VOCAB
+    assert sources.compatible_tasks(model, "", ("topics",)) == ("sentiment",)
+    assert sources.token_strings(model, torch.tensor([2, 4])) == ["A", "C"]
 
 
 def test_text_is_text_whatever_stands_in_it(tmp_path):
