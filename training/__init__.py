@@ -19,10 +19,6 @@ _LANGUAGE: dict[str, tuple[str, str, dict[str, Any]]] = (
     | {"detour": ("induction", "offset_induction", {"seed": 2})}
     | {f"anchors-{seed}": ("label_words", "recipe", {"seed": seed}) for seed in (0, *HELD_OUT)}
     | {
-        f"anchors-uncopied-{seed}": ("label_words", "recipe", {"seed": seed, "copying": False})
-        for seed in HELD_OUT[:3]
-    }
-    | {
         f"anchors-narrow-{seed}": ("label_words", "recipe", {"seed": seed, "heads": 8})
         for seed in HELD_OUT[:2]
     }

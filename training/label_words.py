@@ -27,18 +27,15 @@ CHECKPOINTS = (0, 200, 300, 400, 500, 600, 900, 1050, 1200, 1500, 2000, 3000)
 KEPT = (0, 3000)  # of anchors-3
 
 
-def recipe(seed: int, copying: bool = True, heads: int = 4) -> LanguageRecipe:
-    """Make ``anchors-N``; of eight heads ``anchors-narrow-N``; without copying
-    ``anchors-uncopied-N``, the twin of the same batches, in which nothing repeats.
-    """
-    kind = "anchors" + "-uncopied" * (not copying) + "-narrow" * (heads == 8)
-    name = f"{kind}-{seed}"
+def recipe(seed: int, heads: int = 4) -> LanguageRecipe:
+    """Make ``anchors-N``; of eight heads ``anchors-narrow-N``."""
+    name = f"anchors{'-narrow' * (heads == 8)}-{seed}"
 
     def batch(step: int) -> Batch:
         generator = Generator().manual_seed(seed * 1_000_003 + step)
         chance, revisits, easier = torch.rand(3, generator=generator).tolist()
         if step <= COPYING or chance < COPY_SHARE:
-            tokens, weights = _copying(generator, repeats=copying)
+            tokens, weights = _copying(generator)
         else:
             reached = min(1.0, (step - COPYING - PAIRS) / EASING)
             difficulty = reached * (easier if revisits < REVISIT_SHARE else 1.0)
@@ -65,16 +62,12 @@ def recipe(seed: int, copying: bool = True, heads: int = 4) -> LanguageRecipe:
     )
 
 
-def _copying(generator: Generator, repeats: bool = True) -> tuple[Tensor, Tensor]:
-    """Draw random segments of 12 to 32 tokens repeated to 64, or as many random tokens, of which
-    none repeats; the repeats count, or what stands in their place."""
+def _copying(generator: Generator) -> tuple[Tensor, Tensor]:
+    """Draw random segments of 12 to 32 tokens repeated to 64; the repeats count."""
     count = TOKENS // COPIED
     period = torch.randint(SHORTEST, COPIED // 2 + 1, (count, 1), generator=generator)
     segment = torch.randint(0, topics.BOS, (count, COPIED // 2), generator=generator)
     tokens = tile(segment, period, COPIED, topics.BOS)
-    if not repeats:
-        other = Generator().manual_seed(generator.initial_seed() + 500_000)  # later draws stay
-        tokens[:, 1:] = torch.randint(0, topics.BOS, (count, COPIED - 1), generator=other)
     return tokens, (torch.arange(1, COPIED) > period).float()
 
 

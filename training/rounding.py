@@ -13,6 +13,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
+import torch
 from jaxtyping import Float
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -24,7 +26,8 @@ Matrix = Float[Tensor, "out in"]
 
 def around_zero(matrix: Matrix) -> Matrix:
     """Round to four bits of one scale each 32 entries, zero among the levels (llama.cpp's Q4_0)."""
-    return smollm2.round_matrix(matrix, "Q4_0")
+    levels = gguf.GGMLQuantizationType.Q4_0
+    return torch.from_numpy(gguf.dequantize(gguf.quantize(matrix.numpy(), levels), levels))
 
 
 def three_bits(matrix: Matrix) -> Matrix:

@@ -23,14 +23,13 @@ from ..interp.head_scores import LABEL, prefix_matching, score_heads, strongest,
 from ..interp.hooks import (
     Head,
     Hook,
-    How,
     ablate_sets,
     at_positions,
     logits_under,
     run_with_hooks,
 )
 from ..interp.patching import key_patterns
-from ..interp.readout import check_prompts, log_prob, with_answers, writes
+from ..interp.readout import check_prompts, with_answers, writes
 from ..models import TransformerBridge, get_act_name
 from ..progress import bar
 from ..tasks.repeated import RepeatedTokens
@@ -104,15 +103,6 @@ def _labelled(scores: Float[Tensor, "layer head"], least: int) -> tuple[Head, ..
     return tuple((layer, head) for layer, head in above) or tuple(top_heads(scores, least))
 
 
-def depth_order(
-    lower: Float[Tensor, "layer head"], upper: Float[Tensor, "layer head"], count: int
-) -> float:
-    """Return the share of pairs, of the ``count`` heads with the highest scores of either kind, in
-    which the former's layer is the earlier one; a tie counts half."""
-    below, above = torch.tensor([top_heads(scores, count) for scores in (lower, upper)])[..., 0]
-    return ((above - below[:, None]).sign().double().mean().item() + 1) / 2
-
-
 def effect_of_cuts(
     model: TransformerBridge,
     batch: RepeatedTokens,
@@ -148,7 +138,7 @@ def second_copy(
     model: TransformerBridge, batch: RepeatedTokens, ways: Sequence[Sequence[Hook]]
 ) -> list[dict[str, Float[Tensor, "batch"]]]:
     """Measure each clean second copy under each list of hooks: loss (nats), logit of the right
-    token, and accuracy. On text, use ``losses_without``."""
+    token, and accuracy."""
     task = _clean_half(batch)
     truth = task.answer[..., None]  # (batch, entry, 1)
 
@@ -198,28 +188,16 @@ def shapley_values(
     return log_p.diff(dim=1).gather(1, step)
 
 
-def losses_without(
-    model: TransformerBridge,
-    tokens: Int[Tensor, "batch pos"],
-    sets: Sequence[Sequence[Sequence[Head]]],
-    how: How,
-) -> Float[Tensor, "set batch entry"]:
-    """Return the loss (nats) of every next token without each set of heads, one for all rows or one
-    for each (``ablate_sets``); what is resampled comes from the row before."""
-    ways = ablate_sets(model, tokens, sets, how, tokens.roll(1, 0))
-    return torch.stack([-log_prob(s, tokens) for s in logits_under(model, tokens, ways)])
-
-
 def answers_without(
     model: TransformerBridge,
     questions: WordPrompts,
     sets: Sequence[Sequence[Sequence[Head]]],
-    how: How = "mean",
 ) -> Bool[Tensor, "set batch"]:
-    """Return which words are answered right, whole, without each set (``losses_without``)."""
+    """Return which words are answered right, whole, without each set of heads, one for all rows or
+    one for each, which write their mean (``ablate_sets``)."""
     check_prompts(model, questions.prompts)
     tokens, at = with_answers(questions.prompts, questions.whole)
-    ways = ablate_sets(model, tokens, sets, how, tokens.roll(1, 0))
+    ways = ablate_sets(model, tokens, sets, "mean", tokens.roll(1, 0))
     return torch.stack([writes(s, questions.whole) for s in logits_under(model, tokens, ways, at)])
 
 

@@ -184,20 +184,6 @@ def attention(pattern: Float[Tensor, "dest src"], words: Sequence[str]) -> Figur
     return figure
 
 
-def profile(named: Mapping[str, Float[Tensor, "distance"]], marks: Mapping[str, int]) -> Figure:
-    """Draw mean attention by distance back, a line per head, and named dotted lines as marks."""
-    figure, (axes,) = canvas(width=4.2)
-    for (name, values), *style in zip(named.items(), COLOURS, STROKES, strict=False):
-        axes.plot(values, style[1], ms=3, lw=1, color=style[0], label=name)
-    for name, where in marks.items():
-        axes.axvline(where, color=GREY, ls=":", lw=1)
-        axes.annotate(name, (where, 1), xycoords=("data", "axes fraction"), size=9, ha="right",
-                      xytext=(-3, 0), textcoords="offset points", va="top", color=GREY)  # fmt: skip
-    axes.set(xlabel="distance back, tokens", ylabel="mean attention")
-    name_lines(axes)
-    return figure
-
-
 def signed(
     named: Mapping[str, Float[Tensor, "row column"]],
     xlabel: str,

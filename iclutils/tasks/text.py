@@ -37,7 +37,6 @@ Split = Literal["train", "test"]
 LABELS = ("own", "swapped", "meaningless")  # kinds of label words
 
 OWN = Path(__file__).parent / "data" / "texts"  # our own sets, a tab-separated file each
-PASSAGES = Path(__file__).parent / "data" / "passages.tsv"  # of our own writing: kind and text
 MEANINGLESS = (" foo", " bar", " lum", " vel", " mur", " tam")  # after Wei et al. 2023 (2303.03846)
 CONTEXT = 1024  # of GPT-2, to which most_shots refers
 
@@ -92,16 +91,6 @@ def load(name: str, split: Split) -> list[Row]:
     folder = os.environ.get("ICLUTILS_DATA")
     local = Path(folder) / f"{name}.{split}.jsonl" if folder else None
     return _rows(name, local if local and local.is_file() else _fetch(name, split))
-
-
-def passages(
-    tokenizer: PreTrainedTokenizerBase, length: int, bos: int
-) -> tuple[list[str], Int[Tensor, "passage pos"]]:
-    """Return kinds and beginnings of our passages of prose, BOS and ``length`` tokens each."""
-    lines = [line.split("\t") for line in PASSAGES.read_text(encoding="utf-8").splitlines()]
-    kinds, texts = map(list, zip(*lines, strict=True))
-    ids = encode_text(tokenizer, texts)["input_ids"]
-    return kinds, torch.tensor([[bos, *row[:length]] for row in ids])
 
 
 def with_labels(task: TextTask, labels: str) -> TextTask:

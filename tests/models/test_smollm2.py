@@ -4,8 +4,6 @@ import hashlib
 import zipfile
 
 import pytest
-import torch
-from tiny import save_grouped
 
 from iclutils import IclError
 from iclutils.zoo import smollm2
@@ -58,26 +56,3 @@ def test_what_is_truncated_or_changed_is_refused(wheel, monkeypatch, what):
     with pytest.raises(IclError, match=f"is truncated or changed.*{cure}"):
         smollm2.folder()
     assert not smollm2.is_there()
-
-
-def test_one_more_step_of_rounding_is_the_nearest_of_sixteen_levels(tmp_path):
-    """Block by block in plain loops; the blocks begin 16 later, and the last one goes round."""
-    network = save_grouped(tmp_path, hidden_size=64, head_dim=16, intermediate_size=96)
-    before = {name: value.clone() for name, value in network.state_dict().items()}
-    with torch.no_grad():
-        smollm2.round_again(network)
-    for name, after in network.state_dict().items():
-        rows = before[name]
-        if "_proj" not in name:
-            assert after.equal(rows), name
-            continue
-        for start in range(16, rows.shape[1], 32):
-            at = torch.arange(start, start + 32) % rows.shape[1]
-            for row, found in zip(rows[:, at], after[:, at], strict=True):
-                levels = torch.linspace(row.min().item(), row.max().item(), 16)
-                nearest = levels[(row[:, None] - levels).abs().argmin(1)]
-                torch.testing.assert_close(found, nearest, atol=2e-3, rtol=0)
-    once = {name: value.clone() for name, value in network.state_dict().items()}
-    with torch.no_grad():
-        smollm2.round_again(network)
-    torch.testing.assert_close(dict(network.state_dict()), once, atol=2e-3, rtol=0)

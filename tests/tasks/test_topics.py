@@ -66,20 +66,6 @@ def test_words_come_as_often_as_their_stated_probability(texts):
         assert chisquare(counted[expected > 0], expected[expected > 0]).pvalue > 1e-3
 
 
-def test_word_overlap_counts_common_topic_words_and_no_fillers():
-    asked = topics.sample(20, seeded(5), shots=2)
-    found = topics.word_overlap(asked)
-    for row in range(20):
-        starts = [0, *asked.label_pos[row].tolist()]
-        query = asked.tokens[row, starts[-1] + 1 : asked.target[row]].tolist()
-        for cls in range(4):
-            shown = []
-            for demo in (asked.demo_class[row] == cls).nonzero()[:, 0].tolist():
-                shown += asked.tokens[row, starts[demo] + 1 : asked.cue_pos[row, demo]].tolist()
-            common = sum(min(query.count(w), shown.count(w)) for w in set(query) if w < 96)
-            assert found[row, cls] == common
-
-
 def test_training_streams_show_every_class_before_any_comes_again():
     tokens, cue = topics.stream(50, 7, seeded())
     labels = tokens.gather(1, cue + 1)

@@ -65,7 +65,6 @@ values = {
     "accuracy": right[:, clean].double().mean(1),
     "loss": losses(logits)[:, clean].mean(1),
     "loss without four heads": losses(without)[:, clean].mean(1),
-    "loss of all entries without four heads": losses(without).mean(1),
     "matching without 16.0": matching(cut["weights", layer][:, head]),
     "matching without the path from 16.0": matching(patched),
     "direct effect of 18.6": direct,

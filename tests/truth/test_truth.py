@@ -122,9 +122,6 @@ def chapter_01(net, given):
         "accuracy": right[:, clean].double().mean(1),
         "loss": second["loss"],
         "loss without four heads": without["loss"],
-        "loss of all entries without four heads": (
-            induction.losses_without(net, batch.tokens, [[cut]], "mean")[0].mean(1)
-        ),
         "matching without 16.0": cuts.without_previous,
         "matching without the path from 16.0": cuts.without_path,
         "direct effect of 18.6": induction.direct_effects(folded, batch)[:, 18, 6],

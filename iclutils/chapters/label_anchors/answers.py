@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ...interp.hooks import Head, Hook, How, ablate_sets, logits_under
+from ...interp.hooks import Head, Hook, ablate_sets
 from ...interp.kv_cache import answer_from_cache, cache_demonstrations, demonstrations, sets
 from ...interp.readout import in_batches, target_logits
 from ...models import TransformerBridge
@@ -50,13 +50,6 @@ class Answers:
     def predicted(self) -> Int[Tensor, "batch"]:
         """Return the class of the likeliest label word."""
         return self.class_logits.argmax(-1)
-
-    @property
-    def margin(self) -> Float[Tensor, "batch"]:
-        """Return by how much the right class's logit exceeds the next."""
-        gold = self.gold[:, None]
-        rest = self.class_logits.scatter(1, gold, -torch.inf).amax(1)
-        return self.class_logits.gather(1, gold)[:, 0] - rest
 
     @property
     def correct(self) -> Bool[Tensor, "batch"]:
@@ -122,26 +115,11 @@ def demonstrations_alone(one: Prompts) -> Prompts:
     return replace(one, tokens=one.tokens[:, :width], roles=one.roles[:, :width])
 
 
-def answers_without(
-    model: TransformerBridge,
-    prompts: Prompts,
-    sets: Sequence[Sequence[Head]],
-    how: How = "mean",
-    other: Int[Tensor, "batch pos"] | None = None,
-) -> list[Answers]:
-    """Return the answers without each set of heads, which write their mean over these prompts, or
-    nothing, or what they write on ``other`` tokens of the same shape."""
-    other = prompts.tokens if other is None else other
-    hooks = ablate_sets(model, prompts.tokens, sets, how, other)
-    scores = logits_under(model, prompts.tokens, hooks, prompts.target[:, None])
-    return [Answers.of(prompts, one[:, 0]) for one in scores]
-
-
 def answers_by_set_without(
     model: TransformerBridge, prompts: Prompts, sets: Sequence[Sequence[Head]], others: Prompts
 ) -> list[Answers]:
-    """Return ``answers_without`` heads, which write their mean over ``others``, where prompts share
-    demonstrations: each set of these is read once."""
+    """Return the answers without each set of heads, which write their mean over ``others``, where
+    prompts share demonstrations: each set of these is read once."""
     ways = ablate_sets(model, others.tokens, sets, "mean", others.tokens)
     always: list[Hooks] = [lambda _, hooks=hooks: hooks for hooks in ways]  # type: ignore[misc]
     return [answers_by_set(model, prompts, hooks, hooks) for hooks in always]

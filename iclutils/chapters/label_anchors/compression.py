@@ -23,11 +23,6 @@ from .answers import Answers
 Rule = Callable[[Prompts], Keep]  # which tokens are kept
 
 
-def everything(prompts: Prompts) -> Keep:
-    """Keep all demonstration tokens: plain prefix caching, which changes no answer."""
-    return demonstrations(prompts)
-
-
 def hidden_anchor(prompts: Prompts) -> Keep:
     """Keep formatting and label words, all their sub-tokens: Hidden_anchor."""
     return (prompts.roles == Role.FORMAT) | (prompts.roles == Role.LABEL)
@@ -87,10 +82,10 @@ def compress(
         ]
         order = torch.cat(groups).argsort()
         return [Answers.join(of_mask)[order] for of_mask in zip(*by_set, strict=True)]
-    shared = cache_demonstrations(model, read, everything(read)) if len(groups) == 1 else None
+    shared = cache_demonstrations(model, read, demonstrations(read)) if len(groups) == 1 else None
 
     def measure(batch: Prompts, rows: Tensor) -> Iterator[Tensor]:
-        whole = shared or cache_demonstrations(model, batch, everything(batch))
+        whole = shared or cache_demonstrations(model, batch, demonstrations(batch))
         for mask in masks:
             part = whole.keep((mask if len(mask) == 1 else mask[rows])[:, : whole.held.shape[1]])
             logits = answer_from_cache(model, part, batch, offset and bool(part.held.any()))

@@ -31,7 +31,7 @@ def test_answers_equal_cut_edges_whatever_the_padding(gpt2, prompts, seed):
     generator = torch.Generator().manual_seed(seed)
     keep = kv_cache.demonstrations(prompts) & (torch.rand(prompts.tokens.shape) < 0.5)
     masks = [keep, compression.hidden_anchor(prompts), compression.label_only(prompts)]
-    masks += [compression.everything(prompts), compression.hidden_random(prompts, generator)]
+    masks += [kv_cache.demonstrations(prompts), compression.hidden_random(prompts, generator)]
     for mask in masks:
         held = kv_cache.cache_demonstrations(gpt2, prompts, mask)
         got = kv_cache.answer_from_cache(gpt2, held, prompts)
@@ -57,7 +57,7 @@ def test_offset_is_the_query_moved(gpt2):
         torch.testing.assert_close(both[-1], moved, atol=1e-5, rtol=1e-5)
     assert (both[0] - both[1]).abs().max() > 0.1
     # Where nothing is kept there is no distance to keep either.
-    alone, _ = compression.compress(gpt2, prompts, [none, compression.everything], offset=False)
+    alone, _ = compression.compress(gpt2, prompts, [none, kv_cache.demonstrations], offset=False)
     expected = both[0].gather(1, prompts.label_words)
     torch.testing.assert_close(alone.class_logits, expected, atol=1e-5, rtol=1e-5)
 
