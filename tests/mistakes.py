@@ -27,11 +27,8 @@ MISTAKES = {
         "turn = lambda layer, some: torch.eye(guide.cfg.d_head) * 2",
         "It is no rotation",
     ),
-    "07-ex-common": (
-        """expected_share = lambda: 8 / (8 + 1)
-
-def changes_of(prompts, draw):
-    return torch.ones(64) + torch.randn(prompts, 64, generator=draw)""",
-        "you expect 0.89",
+    "07-ex-chance": (
+        "shared_by_chance = lambda: (56 / 270, 56 / 270)",
+        "add up what each layer shares by chance",
     ),
 }

@@ -1,8 +1,7 @@
 """A circuit: a few edges, and what the model still does with them alone.
 
-*Faithful*: it scores as the clean run does, though all other edges carry corrupt output.
-*Complete*: without it nothing is left; *minimal*: each edge is needed (Wang et al. 2022, sections
-3 and 4; on edges Goldowsky-Dill 2023, Conmy 2023).
+*Faithful*: it scores as the clean run does, though all other edges carry corrupt output (Wang et
+al. 2022, section 4; on edges Goldowsky-Dill 2023, Conmy 2023).
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
-from ..errors import IclError
 from ..models import TransformerBridge, cached
 from ..progress import bar
 from .clean_corrupt import CleanCorrupt, scored_logits, share
@@ -192,23 +190,3 @@ def random_circuits(
             drawn = places[torch.randperm(len(places), generator=generator)[:size]]
             row[drawn[:, 0], drawn[:, 1]] = True
     return out
-
-
-def induction_edges(
-    graph: Graph, previous: Sequence[Node], induction: Sequence[Node]
-) -> list[Edge]:
-    """List the edges of the textbook's circuit of two kinds of heads (Elhage et al. 2021).
-
-    The first read the embedding and write to the keys of the second, whose queries and values read
-    the embedding; the second, and the embedding, write to the logits.
-    """
-    embed, logits = Node("embed"), Node("logits")
-    pairs = [(u, v) for u in previous for v in induction if u.layer < v.layer]
-    between = [(u, Node("k", v.layer, v.head)) for u, v in pairs]
-    if not between:
-        raise IclError("A pair needs a previous-token head in a layer before an induction head.")
-    into = [(embed, Node(c, u.layer, u.head)) for u in previous for c in CHANNELS]
-    into += [(embed, Node(c, v.layer, v.head)) for v in induction for c in "qv"]
-    edges = [*into, *between, *((v, logits) for v in induction), (embed, logits)]
-    graph.mask(edges)  # all of them exist
-    return edges

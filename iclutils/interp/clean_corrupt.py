@@ -16,8 +16,6 @@ from torch import Generator, Tensor
 
 from ..errors import IclError, unknown
 from ..models import TransformerBridge
-from ..models import words as model_words
-from ..tasks import words
 from ..tasks.prompts import Prompts
 from ..tasks.repeated import repeated_tokens
 from .hooks import Hook, logits_at
@@ -167,18 +165,6 @@ def classification(prompts: Prompts) -> CleanCorrupt:
         source=prompts.label_pos.gather(1, same.argmax(1, keepdim=True)) if once else None,
         choices=prompts.label_words,
     )
-
-
-def two_functions(
-    model: TransformerBridge, name: str, other: str, count: int, examples: int, generator: Generator
-) -> CleanCorrupt:
-    """Say what a function makes of a held-out word, rather than what another function does.
-
-    Corrupt: the examples carry the other function's answers. The softmax is over both answers.
-    """
-    shown, asked = words.of_both(name, other, "train"), words.of_both(name, other, "test")
-    drawn = words.rivals(shown, asked, model_words(model), count, examples, generator)
-    return of_rivals(model, *drawn)
 
 
 def of_rivals(

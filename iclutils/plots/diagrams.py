@@ -18,14 +18,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from torch import Tensor
 
-from .figures import BLUE, GREEN, GREY, ORANGE, STYLE, canvas
+from .figures import BLUE, GREY, ORANGE, STYLE, canvas
 
 PALE = "#d9d9d9"
-PORTS = {"q": BLUE, "k": ORANGE, "v": GREEN}  # what a head reads: queries, keys, values
 BANDS, STRONGEST = 6, 14  # bands of layers, and edges of each, in ``gathering``
 PAIR = ("previous-token head", "induction head")
 Point = tuple[float, float]
-Edge = tuple[str, str, float]  # writer, reader ("k 1.2", "mlp_in 0", "logits"), effect
 
 
 def induction_pair(
@@ -250,42 +248,6 @@ def patched_edge(
     return axes.figure  # type: ignore[return-value]
 
 
-def circuit(edges: Sequence[Edge], width: float = 6.6) -> Figure:
-    """Draw a circuit as a graph: layers upwards, heads across, an arrow for each edge.
-
-    An edge is (writer, reader, effect), named as ``interp.graph`` prints them: ``embed``, ``0.2``,
-    ``mlp 0``; ``q 1.2``, ``k 1.2``, ``v 1.2``, ``mlp_in 0``, ``logits``. Width is the root of the
-    effect, colour what is read; a dashed arrow lowers the score.
-    """
-    drawn = [(u, *_reader(v), w) for u, v, w in edges]
-    names = {name for u, v, *_ in drawn for name in (u, v)}
-    levels = sorted(set(map(_level, names)))
-    across = sorted(names, key=lambda name: int(name.partition(".")[2] or 0))
-    rows = [[name for name in across if _level(name) == level] for level in levels]
-    rise, wide = 0.85, 0.78
-    width = max(width, 0.3 + wide * max(map(len, rows)))
-    axes = _sheet(width, rise * (len(levels) - 1) + 0.6)
-    at = {}
-    for height, row in enumerate(rows):
-        for i, name in enumerate(row):
-            at[name] = (width * (i + 0.5) / len(row), 0.3 + rise * height)
-    top = max(abs(w) for *_, w in drawn) or 1.0
-    shift = {"q": -0.2, "k": 0.0, "v": 0.2}
-    for writer, reader, port, effect in sorted(drawn, key=lambda edge: abs(edge[-1])):
-        (x, y), (to, up) = at[writer], at[reader]
-        end = (to + shift.get(port, 0.0), up - (0.3 if port in PORTS else 0.14))
-        style = "-" if effect >= 0 else "--"
-        size = 0.7 + 4 * (abs(effect) / top) ** 0.5
-        _arrow(axes, (x, y + 0.14), end, PORTS.get(port, GREY), size, style,
-               bend=0.0 if _level(reader) - _level(writer) <= 1 else 0.12)  # fmt: skip
-    for name, (x, y) in at.items():
-        _box(axes, (x, y), name, 0.66)
-        for port in sorted({p for _, v, p, _ in drawn if v == name and p in PORTS}):
-            axes.text(x + shift[port], y - 0.22, port, ha="center", va="center", size=8,
-                      color=PORTS[port], weight="bold")  # fmt: skip
-    return axes.figure  # type: ignore[return-value]
-
-
 def _sheet(width: float, height: float) -> Axes:
     """Make a page without axes whose coordinates are inches."""
     plt.rcParams.update(STYLE)
@@ -320,24 +282,9 @@ def _line(
 
 
 def _arrow(
-    axes: Axes, start: Point, end: Point, colour: str, width: float, style: str = "-",
-    bend: float = 0.0,
-) -> None:  # fmt: skip
+    axes: Axes, start: Point, end: Point, colour: str, width: float, style: str = "-"
+) -> None:
     way = {"arrowstyle": f"-|>,head_width={0.15 + 0.04 * width},head_length={0.3 + 0.05 * width}"}
     axes.annotate("", end, start, zorder=2, arrowprops={
         **way, "color": colour, "lw": width, "ls": style, "shrinkA": 0, "shrinkB": 0, "alpha": 0.9,
-        "connectionstyle": f"arc3,rad={bend}",
     })  # fmt: skip
-
-
-def _reader(name: str) -> tuple[str, str]:
-    """Return the component that reads, and what it reads it as."""
-    kind, _, where = name.partition(" ")
-    return (where, kind) if kind in PORTS else (name.replace("mlp_in", "mlp"), kind)
-
-
-def _level(name: str) -> float:
-    """Return the height: embedding, heads of a layer, its MLP, ..., logits."""
-    if name in ("embed", "logits"):
-        return -1.0 if name == "embed" else float("inf")
-    return int(name[4:]) + 0.5 if name.startswith("mlp") else float(name.split(".")[0])

@@ -175,12 +175,6 @@ def ask(
     return _write(tokenizer, demos, queries, labels, first, context)
 
 
-def of_both(name: str, other: str, split: Split) -> list[Row]:
-    """Return the words that two functions have in one half, and what each makes of them."""
-    mine, theirs = (dict(load(each, split)) for each in (name, other))
-    return [(word, mine[word], theirs[word]) for word in mine if word in theirs]
-
-
 def rivals(
     train: Sequence[Row],
     test: Sequence[Row],

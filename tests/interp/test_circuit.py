@@ -23,7 +23,10 @@ def test_the_textbook_pair_is_the_circuit_and_exact_effects_rank_it_first(tmp_pa
     model = load(tmp_path)
     task, nodes = a_task(model, 8, 11), graph.model_graph(model)
     clean, corrupt = baselines(model, task)
-    kept = nodes.mask(circuit.induction_edges(nodes, [head(0, 0)], [head(1, 0)]))
+    first, second, embed, logits = head(0, 0), head(1, 0), Node("embed"), Node("logits")
+    read = [(embed, Node(part, 0, 0)) for part in "qkv"] + [(embed, Node(c, 1, 0)) for c in "qv"]
+    textbook = [*read, (first, Node("k", 1, 0)), (second, logits), (embed, logits)]
+    kept = nodes.mask(textbook)  # Elhage et al. 2021
     score = circuit.scores(model, task, kept[None])
     assert circuit.faithfulness(score, clean, corrupt).item() > 0.95
     left = circuit.scores(model, task, (nodes.exists & ~kept)[None])
@@ -34,8 +37,7 @@ def test_the_textbook_pair_is_the_circuit_and_exact_effects_rank_it_first(tmp_pa
     needed = {edge for edge, loss in zip(places, lost.tolist(), strict=True) if loss > 0.9}
     # Positions and the second copy are the same on both sequences, so what the queries, the keys
     # of 0.0 and the logits read of the embedding cannot be told apart.
-    embed, k, logits = Node("embed"), Node("k", 1, 0), Node("logits")
-    pair = {(head(0, 0), k), (head(1, 0), logits)}
+    pair = {(first, Node("k", 1, 0)), (second, logits)}
     assert needed == pair | {(embed, Node("v", layer, 0)) for layer in (0, 1)}
     assert lost.abs()[[edge not in needed for edge in places]].max() < 1e-5
     effects = patching.path_patching(model, task)

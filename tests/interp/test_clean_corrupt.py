@@ -6,11 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_layers import seeded
-from tiny import real_tokenizer
 
 from iclutils import models
 from iclutils.interp import clean_corrupt, graph
-from iclutils.tasks import topics, words
+from iclutils.tasks import topics
 
 
 def test_copying_differs_in_the_first_copy_alone(gpt2):
@@ -31,28 +30,6 @@ def test_classification_swaps_labels_alone():
     differs = task.clean != task.corrupt
     assert torch.equal(differs.nonzero()[:, 1].view(6, -1), prompts.label_pos.sort(1).values)
     assert torch.equal(task.clean[torch.arange(6)[:, None], task.source], task.answer)
-
-
-def test_two_functions_of_the_same_words_by_reading_the_prompts(gpt2, monkeypatch):
-    """Catches answers of the wrong function, training words as queries, prompts out of step."""
-    tokenizer = real_tokenizer("smollm2")
-    monkeypatch.setattr(gpt2, "tokenizer", tokenizer)
-    task = clean_corrupt.two_functions(gpt2, "plural", "kind", 12, 4, seeded())
-    assert task.clean.shape == (12, 4 * 4 + 2)
-    answers = [dict(words.load(name)) for name in ("plural", "kind")]
-    held_out = dict(words.load("plural", "test"))
-    for row in range(12):
-        for side, known in zip((task.clean, task.corrupt), answers, strict=True):
-            *lines, last = tokenizer.decode(side[row]).split("\n")
-            shown = dict(line.split(" -> ") for line in lines)
-            assert shown == {word: known[word] for word in shown}
-            query = last.removesuffix(" ->")
-            assert query in held_out
-            assert query not in shown
-        right = [tokenizer.decode(choice) for choice in task.choices[row]]
-        assert right == [f" {known[query]}" for known in answers]
-        assert task.answer[row] == task.choices[row, 0]
-    assert (task.at == 17).all()
 
 
 @pytest.mark.parametrize("narrow", [False, True])

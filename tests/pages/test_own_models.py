@@ -40,7 +40,7 @@ SIZES = {
     "gradient_descent": {"contexts": 400, "tuned": 400, "prompts": 6},
     "circuits": {"length": 12, "sequences": 6, "patterned": 30, "influenced": 6, "draws": 2,
                  "ranked": 2, "untrained": 1, "cases": 12},
-    "lenses": {"tried": 6, "prompts": 6, "fresh": 6, "contexts": 8, "steps": 1, "length": 12,
+    "lenses": {"tried": 6, "prompts": 6, "fresh": 6, "steps": 1, "length": 12,
                "layer": 1, "strong": 4},
 }  # fmt: skip
 SMALL = {"n_positions": 80, "vocab_size": 90, "bos_token_id": 89, "eos_token_id": 89}

@@ -97,13 +97,6 @@ scale = (final.square().mean(-1, keepdim=True) + MODEL.config.rms_norm_eps).sqrt
 direct = ((write_of(seen, *SECOND)[:, at] / scale * answer).sum(-1)).mean(1)
 
 source = at - LENGTH + 1
-forbidden = torch.zeros(size, size, dtype=torch.bool)
-forbidden[at, source] = True
-knocked = score(
-    run(clean, {("scores", la): lambda x: x.masked_fill(forbidden, -1e4) for la in range(LAYERS)})[
-        0
-    ]
-)
 
 given = {"clean": clean, "corrupt": corrupt, "at": at.expand(2, -1)}
 given |= {"answer": clean[:, LENGTH + 2 :], "source": source.expand(2, -1), "choices": choices}
@@ -121,6 +114,5 @@ values = {
     "circuit without two edges": both,
     "faithfulness": ((both - score(before)).mean() / (whole - score(before)).mean()).item(),
     "direct logit of 18.6": direct,
-    "score with the sources knocked out": knocked,
 }
 write(__file__, given, values)

@@ -1,4 +1,4 @@
-"""Chapter 07: six lenses on a function between words, and the heads they mark removed."""
+"""Chapter 07: lenses on a function between words, and the heads they mark removed."""
 
 import torch
 from alone import BLOCKS, MODEL, SIZE, UNEMBED, ids, instead, run, write, write_of
@@ -86,34 +86,9 @@ removed = {name: margin(logits) for name, logits in without.items()}
 of_mean = without["mean"][:, -1].softmax(-1).gather(1, choices[:, :1])[:, 0]
 
 
-def votes(weights, shows):
-    found = torch.stack([(weights * (shows == c)).sum(1) for c in range(2)], 1)
-    return found - found.mean(1, keepdim=True)
-
-
-# the algorithm lens, on mixed examples
-shows = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 1, 1]])
-mixed = clean.clone()
-mixed[:, cues + 1] = torch.where(shows == 1, corrupt[:, cues + 1], clean[:, cues + 1])
-found, inside = run(mixed)
-target = found[:, -1].gather(1, choices).double()
-target = target - target.mean(1, keepdim=True)
-by_attention = inside["weights", layer][:, head, -1, cues + 1].double()
-share = votes(by_attention / by_attention.sum(1, keepdim=True), shows)
-count = votes(torch.ones_like(by_attention), shows)
-
-
-def rest(values):
-    return values - (values * count).sum() / count.square().sum() * count
-
-
-def agreement(one, other):
-    return ((one * other).sum() / (one.norm() * other.norm())).item()
-
-
 given = {"clean": clean, "corrupt": corrupt, "choices": choices}
-given |= {"example": example.expand_as(clean), "cues": cues.expand(len(clean), -1), "mixed": mixed}
-given |= {"shows": shows, "heads": [list(each) for each in SET]}
+given |= {"example": example.expand_as(clean), "cues": cues.expand(len(clean), -1)}
+given |= {"heads": [list(each) for each in SET]}
 expected = {
     "margin": margin(logits),
     "margin of the corrupt side": margin(others),
@@ -131,6 +106,5 @@ expected = {
     "margin without four heads, mean over the other side": removed["mean"],
     "probability without four heads, mean over the other side": of_mean,
     "margin without MLP 20": removed["mlp"],
-    "algorithm 18.6": agreement(rest(share), rest(target)),
 }
 write(__file__, given, expected)

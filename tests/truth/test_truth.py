@@ -5,7 +5,6 @@ Both sides read the same token ids. ``chapter_NN`` computes the values of a chap
 
 import ast
 import json
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -16,10 +15,10 @@ from tiny import language_model
 
 from iclutils import models
 from iclutils.chapters import gpt2_induction as induction
-from iclutils.chapters.attention_circuits import failures, interactions
+from iclutils.chapters.attention_circuits import interactions
 from iclutils.chapters.attention_circuits.pair import path_drops
 from iclutils.chapters.contrastive_kernel import ablation, heads
-from iclutils.chapters.every_lens import compare, marks, votes
+from iclutils.chapters.every_lens import compare, marks
 from iclutils.chapters.every_lens.question import Margin, Question
 from iclutils.chapters.label_anchors import (
     answers,
@@ -164,7 +163,7 @@ def chapter_07(net, given):
     four, choices = [head(*h) for h in given["heads"].tolist()], given["choices"]
     at = torch.full((len(choices), 1), given["clean"].shape[1] - 1)
     task = Margin(given["clean"], given["corrupt"], at, choices[:, :1], choices=choices)
-    asked = Question(task, given["example"], given["cues"], torch.zeros_like(given["shows"]))
+    asked = Question(task, given["example"], given["cues"], torch.zeros_like(given["cues"]))
     found, (layer, h) = marks.measure(net, asked, layer=20), (18, 6)
     vector = found.u[14]
     vectors = [(14, vector), (14, torch.zeros_like(vector))]
@@ -173,9 +172,6 @@ def chapter_07(net, given):
     resampled = found.clean - patching.ablate(net, task, sets)
     shorter = [asked.without([i]) for i in range(3)]
     left_out = [asked.margin(hooks.logits_at(net, t, at[:, None])[:, 0]) for t, at in shorter]
-    mixed = replace(asked, task=replace(task, clean=given["mixed"]), shows=given["shows"])
-    logits, looks = votes.read_examples(net, mixed)
-    beyond = votes.beyond_counting(looks, mixed.shows, logits)
     other = removal.mean_over([removal.head_means(net, given["corrupt"])], "the other side")
     by_mean = removal.without(net, task, [[tuple(h) for h in given["heads"].tolist()]], other)
     return {
@@ -196,14 +192,13 @@ def chapter_07(net, given):
         "margin without four heads, mean over the other side": by_mean.margin[0],
         "probability without four heads, mean over the other side": by_mean.p[0],
         "margin without MLP 20": resampled[1],
-        "algorithm 18.6": beyond[layer, h],
     }
 
 
 def chapter_06(net, given):
     names = "clean", "corrupt", "at", "answer", "source", "choices"
     task = CleanCorrupt(**{name: given[name] for name in names})
-    (first, second, third), tokens = (head(16, 0), head(18, 6), head(17, 3)), task.clean
+    first, second, third = head(16, 0), head(18, 6), head(17, 3)
     nodes, keys = graph.model_graph(net), Node("k", 18, 6)
     edges = {
         "16.0 to the keys of 18.6": (first, keys),
@@ -218,9 +213,6 @@ def chapter_06(net, given):
     left = circuit.scores(net, task, kept[None])
     each, both = interactions.interactions(net, task, [[second], [third]])
     mean = patching.ablate(net, task, [[second, third]], "mean")
-    forbidden = torch.zeros(2, tokens.shape[1], tokens.shape[1], dtype=torch.bool)
-    forbidden[:, task.at[0], given["source"][0]] = True
-    cut = hooks.cut_attention(net, dict.fromkeys(range(30), forbidden))
     return {
         "score": whole,
         "score of the corrupt side": corrupt,
@@ -233,7 +225,6 @@ def chapter_06(net, given):
         "circuit without two edges": left[0],
         "faithfulness": circuit.faithfulness(left, whole, corrupt)[0],
         "direct logit of 18.6": attribution.direct_logits(net, task)[nodes.writers.index(second)],
-        "score with the sources knocked out": failures.score(net, task, cut),
     }
 
 

@@ -1,7 +1,5 @@
-"""Influence of earlier tokens on a prediction, and attention as a stand-in for it.
-
-Influence is what a prediction loses when a token is drawn anew (occlusion; Zeiler and Fergus 2014;
-Li et al. 2016). Attention, multiplied over layers (``rollout``), intervenes on nothing."""
+"""Influence of earlier tokens: what a prediction loses when a token is drawn anew (occlusion;
+Zeiler and Fergus 2014; Li et al. 2016)."""
 
 from __future__ import annotations
 
@@ -16,7 +14,6 @@ from torch import Generator, Tensor
 from ...errors import IclError
 from ...interp.hooks import logits_at
 from ...interp.kv_cache import States, keys_values, read_with_cache
-from ...interp.statistics import benjamini_hochberg, sign_flip_p
 from ...models import TransformerBridge
 from ...progress import bar
 
@@ -24,7 +21,6 @@ BATCH = 512  # altered sequences in a forward pass, at most
 ROWS = 16384  # rows of d_model held at once
 NEIGHBOURS = 8  # altered positions in a pass; what stands before the first of them is read once
 LOGITS = 2**25  # logits held at once: 134 MB
-MIN_SEQUENCES = 6  # behind a source; signs of fewer cannot reach 5 %
 
 Tokens = Int[Tensor, "batch pos"]
 Entries = Int[Tensor, "batch entry"]
@@ -105,32 +101,3 @@ def _logits(
     keys, values = past
     with torch.no_grad():
         return read_with_cache(model, keys, values, held, fed, own, places, at)
-
-
-def sources(
-    signed: Float[Tensor, "batch entry pos"], at: Entries, source: Entries, generator: Generator
-) -> Int[Tensor, "offset"]:
-    """Return the offsets from the source at which tokens help, at a false-discovery rate of 5 %
-    (sign flips over sequences; Benjamini and Hochberg 1995). ``signed``: of ``influence``; entries
-    are averaged within a sequence, offsets that fewer than six sequences have are left out."""
-    lost, place = -signed.double(), torch.arange(signed.shape[-1], device=signed.device)
-    offset = (place - source[..., None]).masked_fill(place > at[..., None], len(place))
-    worth = {}
-    for each in offset.unique().tolist()[:-1]:  # the last are those after the entry
-        here = offset == each
-        count = here.sum((1, 2))
-        value = (lost * here).sum((1, 2))[count > 0] / count[count > 0]
-        if len(value) >= MIN_SEQUENCES:
-            worth[each] = value
-    p = torch.stack([sign_flip_p(value, generator) for value in worth.values()])
-    helps = torch.stack([value.mean() > 0 for value in worth.values()])
-    return torch.tensor([*worth]).to(at)[benjamini_hochberg(p, 0.05) & helps]
-
-
-def rollout(patterns: Float[Tensor, "batch layer dest src"]) -> Float[Tensor, "batch dest src"]:
-    """Multiply half attention, half residual stream over the layers, from the mean pattern of each
-    layer's heads (Abnar and Zuidema 2020, section 3)."""
-    rolled = torch.eye(patterns.shape[-1]).to(patterns).expand(len(patterns), -1, -1)
-    for pattern in patterns.unbind(1):
-        rolled = 0.5 * (pattern @ rolled + rolled)
-    return rolled

@@ -1,8 +1,8 @@
 """What a head looks at, as scores of its attention pattern, and which scores are above chance.
 
-A label is a score above the largest of what even attention, heads of untrained models and (for
-scores that depend on content) the model's own heads on shuffled tokens score. A head may have
-several labels or none; they belong to a head and a kind of sequence."""
+Chance is the largest of what even attention, heads of untrained models and (for scores that depend
+on content) the model's own heads on shuffled tokens score. A head may be above it in several scores
+or in none; they belong to a head and a kind of sequence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from math import isnan, nan
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from ...interp import head_scores
@@ -20,7 +20,6 @@ from ...models import TransformerBridge
 CONTENT = ("duplicate", "induction")  # scores that depend on which tokens are the same
 SCORES = ("previous", "current", "local", "first", "even", "hierarchical", *CONTENT)
 NEAR = 3  # positions back that still are local
-MIN_SEQUENCES = 30  # behind a label
 
 Tokens = Int[Tensor, "batch pos"]
 Scores = Mapping[str, Float[Tensor, "batch layer head"]]
@@ -99,7 +98,7 @@ def thresholds(
     nulls: Sequence[Pooled], uniform: Mapping[str, Float[Tensor, "batch"]], alpha: float = 0.01
 ) -> dict[str, float]:
     """Return the largest (1 - alpha)-quantile of the nulls and of even attention for each score;
-    NaN, and no label, where no score can be above it (``even``) or nothing defines it."""
+    NaN where no score can be above it (``even``) or nothing defines it."""
     limits = {}
     for name in SCORES:
         defined = [null[name].double() for null in [*nulls, uniform] if name in null]
@@ -109,20 +108,8 @@ def thresholds(
     return limits
 
 
-def labels(scores: Scores, limits: Mapping[str, float]) -> Bool[Tensor, "layer head label"]:
-    """Tell which labels a head has, in the order of ``SCORES``: mean - 2 SE above the threshold,
-    over at least 30 sequences that define the score."""
-    labelled = []
-    for name in SCORES:
-        values = scores[name].double()
-        count = (~values.isnan()).sum(0)
-        mean = values.nanmean(0)
-        error = ((values - mean).square().nansum(0) / (count - 1) / count).sqrt()
-        labelled.append((count >= MIN_SEQUENCES) & (mean - 2 * error > limits[name]))
-    return torch.stack(labelled, -1)
-
-
-def excess(scores: Scores, limits: Mapping[str, float]) -> Float[Tensor, "layer head label"]:
-    """Return calibrated scores: 0 at the threshold, 1 at the highest possible, NaN if undefined."""
+def excess(scores: Scores, limits: Mapping[str, float]) -> Float[Tensor, "layer head score"]:
+    """Return calibrated scores, in the order of ``SCORES``: 0 at the threshold, 1 at the highest
+    possible, NaN if undefined."""
     above = [(scores[n].double().nanmean(0) - limits[n]) / (1 - limits[n]) for n in SCORES]
     return torch.stack(above, -1)

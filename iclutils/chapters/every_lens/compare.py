@@ -1,5 +1,5 @@
-"""The six lenses side by side: the heads that each marks, what is left of the answer without these,
-and what a vector does that is added at the target of a prompt without examples.
+"""The five lenses side by side: the heads that each marks, what is left of the answer without
+these, and what a vector does that is added at the target of a prompt without examples.
 
 Sources: Yin and Steinhardt 2025 (sets that leave out another's); Hendel et al. 2023 (the state of a
 layer as a vector); Todd et al. 2024 (what heads write as a vector)."""
@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Generator, Tensor
 
 from ...interp import removal
@@ -23,31 +23,22 @@ from ...models import TransformerBridge, get_act_name
 from ..attention_circuits.stability import top
 from .marks import LENSES, Marks
 from .question import Question
-from .votes import beyond_counting
 
 Heads = frozenset[int]  # numbers of heads in order of depth
 Controls = Mapping[str, Sequence[Sequence[Head]]]  # for each set, other heads for each prompt
 BOTH, EITHER = "match and read", "match or read"
 GROUPS = (BOTH, "match only", "read only")  # they share no head; together they are ``EITHER``
 OTHERS, RIVAL, ZERO = "other functions", "rival's prompt", "zero"
-OWN, LEAST, WRONG = "own function", "least harm", "wrong pairs"
+OWN, LEAST = "own function", "least harm"
 
 
 def head_scores(
     marked: Marks,
     prefix: Float[Tensor, "sequence layer head"],
-    contexts: tuple[Float[Tensor, "context choice"], Float[Tensor, "context _ _ demo"]],
-    shows: Int[Tensor, "context demo"],
-    part: slice = slice(None),
 ) -> dict[str, Float[Tensor, "layer head"]]:
-    """Return every head's score by each lens, from all prompts, sequences and contexts or a part of
-    each; ``contexts`` as of ``votes.read_examples``."""
-    logits, looks = contexts
-    other = {
-        "induction": prefix[part].mean(0).cpu(),
-        "algorithm": beyond_counting(looks[part], shows[part], logits[part]).float(),
-    }
-    return {k: other[k] if k in other else getattr(marked, k)[part].mean(0) for k in LENSES}
+    """Return every head's score by each lens, the mean of all prompts or sequences."""
+    of_lens = {k: prefix.cpu() if k == "induction" else getattr(marked, k) for k in LENSES}
+    return {k: scores.mean(0) for k, scores in of_lens.items()}
 
 
 def strongest(scores: Mapping[str, Float[Tensor, "layer head"]], many: int) -> dict[str, Heads]:
@@ -87,13 +78,12 @@ def accuracy(model: TransformerBridge, question: Question) -> float:
 
 def sides(model: TransformerBridge, question: Question, wrong: Question) -> dict[str, Outcome]:
     """Return the answers after the examples, with these permuted (``wrong``), after the rival's
-    examples likewise, and without any."""
+    examples, and without any."""
     bare, end = question.bare
     read = {
         "examples": (question.task.clean, question.task.at),
         "wrong pairs": (wrong.task.clean, question.task.at),
         "rival": (question.task.corrupt, question.task.at),
-        "rival, wrong pairs": (wrong.task.corrupt, question.task.at),
         "none": (bare, end[:, None]),
     }
     return {k: question.outcome(logits_at(model, *side)[:, 0]) for k, side in read.items()}
@@ -107,26 +97,22 @@ def controls(sets: Mapping[str, Heads], width: int, rows: int, generator: Genera
 
 def removals(
     model: TransformerBridge,
-    right: Question,
-    wrong: Question,
+    question: Question,
     sets: Mapping[str, Heads],
     others: Controls,
     constants: Mapping[str, Replacement],
 ) -> dict[str, Outcome]:
     """Return by way what is left without each set of ``sets_to_remove``, or without its controls:
-    (set or control, set, batch), of the sets in ``COMPARED[way]``. ``wrong``: the same prompts,
-    their answers permuted; ``constants``: what outputs become by ``OTHERS``, ``OWN`` and ``LEAST``.
-    """
-    task, width = right.task, model.cfg.n_heads
+    (set or control, set, batch), of the sets in ``COMPARED[way]``. ``constants``: what outputs
+    become by ``OTHERS``, ``OWN`` and ``LEAST``."""
+    task, width = question.task, model.cfg.n_heads
     heads = {k: [divmod(i, width) for i in sorted(some)] for k, some in sets.items()}
-    ways = {ZERO: removal.zeros(model), WRONG: constants[OTHERS], **constants}
+    ways = {ZERO: removal.zeros(model), **constants}
     ways[RIVAL] = removal.outputs_on(model, task.corrupt, RIVALS)
     left = {}
     for way in COMPARED:
-        prompts = wrong.task if way == WRONG else task
-        names = sets_of(way, sets)
-        groups = {k: heads[k] for k in names}
-        left[way] = beside(model, prompts, groups, others if way in CONTROLLED else {}, ways[way])
+        groups = {k: heads[k] for k in sets_of(way, sets)}
+        left[way] = beside(model, task, groups, others if way in CONTROLLED else {}, ways[way])
     return left
 
 
@@ -147,7 +133,7 @@ RIVALS = "the same prompt with the rival's answers"
 CONTROLLED = (OTHERS, RIVAL)
 COMPARED: dict[str, tuple[str, ...]] = {  # the sets of each way; of none, all
     **{OTHERS: (), OWN: ("circuit", "anchors", "induction", *GROUPS, EITHER)},
-    **dict.fromkeys((RIVAL, ZERO, WRONG), ("circuit", *GROUPS, EITHER)),
+    **dict.fromkeys((RIVAL, ZERO), ("circuit", *GROUPS, EITHER)),
     LEAST: (*GROUPS, EITHER),
 }
 

@@ -1,17 +1,13 @@
 """The score that each lens gives every head, read from the same prompts.
 
 circuit: nats lost when it is resampled, estimated (Syed et al. 2023). anchors: attention from the
-target to the answers (Wang et al. 2023). induction: prefix matching (Olsson et al. 2022).
-algorithm: how well it predicts which examples count (Han et al. 2023). vector: share of u, what the
-examples add to the state there (Hendel et al. 2023; Todd et al. 2024). dual: nats of its step on
-the examples (Ren and Liu 2024)."""
+target to the answers (Wang et al. 2023). induction: prefix matching (Olsson et al. 2022). vector:
+share of u, what the examples add to the state there (Hendel et al. 2023; Todd et al. 2024). dual:
+nats of its step on the examples (Ren and Liu 2024)."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 import torch
 from jaxtyping import Float
@@ -26,7 +22,7 @@ from ...models import TransformerBridge, get_act_name
 from ..contrastive_kernel.heads import direct_logit_attribution, dual_heads
 from .question import Question
 
-LENSES = ("circuit", "anchors", "induction", "algorithm", "vector", "dual")
+LENSES = ("circuit", "anchors", "induction", "vector", "dual")
 Heads = Float[Tensor, "batch layer head"]
 States = Float[Tensor, "batch d_model"]
 
@@ -42,8 +38,6 @@ class Marks:
     vector: Heads
     dual: Heads
     logit_by_example: Float[Tensor, "batch demo"]  # the dual lens, summed over heads
-    vector_by_example: Float[Tensor, "batch demo"]  # the same step, towards u
-    from_token: Float[Tensor, "batch layer pos"]  # the same by the token that is read
     states: Float[Tensor, "batch layer d_model"]  # with examples less without, after every layer
     writes: Float[Tensor, "layer head d_model"]  # the same of what heads write, the mean of prompts
 
@@ -57,7 +51,7 @@ def measure(model: TransformerBridge, question: Question, layer: int, steps: int
     """Return the scores by four lenses, from one reading of the clean prompts and of those without
     examples, and ``steps`` backward passes; without these the circuit's are NaN. u is taken after
     ``layer``: heads above add nothing.
-    The induction and the algorithm lens look at other tokens (``compare.head_scores``)."""
+    The induction lens looks at other tokens (``compare.head_scores``)."""
     task = question.task
     shape = len(task), model.cfg.n_layers, model.cfg.n_heads
     circuit = torch.full(shape, torch.nan)
@@ -68,8 +62,7 @@ def measure(model: TransformerBridge, question: Question, layer: int, steps: int
     (writes, states), (bare, before) = head_writes(clean), head_writes(alone)
     common = (states - before)[:, layer].mean(0)  # u, (d_model)
     vector = (writes - bare) @ (common / common.square().sum())  # (batch, layer, head)
-    towards = step_towards(clean, question, common)  # (batch, layer, head, pos)
-    vector[:, layer + 1 :] = towards[:, layer + 1 :] = 0.0
+    vector[:, layer + 1 :] = 0.0
     examples = [question.example == i for i in range(question.examples)]  # each (batch, pos)
     steps_of = torch.stack([direct(clean, question, each) for each in examples], 1)
     # (batch, demo, layer, head)
@@ -81,10 +74,6 @@ def measure(model: TransformerBridge, question: Question, layer: int, steps: int
         "vector": vector,
         "dual": steps_of.sum(1),
         "logit_by_example": steps_of.sum((2, 3)),
-        "vector_by_example": torch.stack(
-            [(towards.sum((1, 2)) * each).sum(1) for each in examples], 1
-        ),
-        "from_token": towards.sum(2),
         "states": states - before,
         "writes": (writes - bare).mean(0),
     }
@@ -126,36 +115,9 @@ def attention(query: AtQuery, question: Question) -> Float[Tensor, "batch layer 
     return rows(query).take_along_dim(question.answers[:, None, None], 3)
 
 
-def step_towards(
-    query: AtQuery, question: Question, vector: Float[Tensor, "d_model"]
-) -> Float[Tensor, "batch layer head pos"]:
-    """Return the share of a vector that every head writes, by the token of the examples that it
-    reads: attention times the value's part along the vector."""
-    unit = (vector / vector.square().sum()).expand(len(query), -1)
-    by_layer = []
-    for block, (_, _, values, z) in zip(blocks(query.model), read_heads(query), strict=True):
-        through = block.pull_back(z.to(unit), unit).double()  # (batch, d_model)
-        along = torch.einsum("hed,bd->bhe", block.out.double(), through)
-        by_layer.append(torch.einsum("bhpe,bhe->bhp", values, along))
-    return rows(query) * torch.stack(by_layer, 1) * question.in_examples[:, None, None]
-
-
-def common_share(states: States, other: Float[Tensor, "other d_model"] | None = None) -> float:
+def common_share(states: States) -> float:
     """Return the share of a difference that is the same for all prompts: the mean of v_a·v_b over
-    pairs of prompts, over that of v_a·v_a. One vector gives 1, unrelated ones 0. With ``other``
-    prompts: over pairs of one of either, by the root of both mean squares."""
+    pairs of prompts, over that of v_a·v_a. One vector gives 1, unrelated ones 0."""
     states = states.double()
     own = states.square().sum()
-    if other is None:
-        return float(((states @ states.T).sum() - own) / (len(states) - 1) / own)
-    other = other.double()
-    sizes = own / len(states) * other.square().sum() / len(other)
-    return float((states @ other.T).mean() / sizes.sqrt())
-
-
-def own_share(cases: Sequence[States]) -> list[float]:
-    """Return for each case its common share less the mean of that with the other cases."""
-    return [
-        common_share(x) - fmean([common_share(x, y) for y in cases if y is not x] or [math.nan])
-        for x in cases
-    ]
+    return float(((states @ states.T).sum() - own) / (len(states) - 1) / own)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...interp.clean_corrupt import CleanCorrupt, classification, of_rivals
@@ -83,11 +83,6 @@ class Question:
         """Return where the answers of the examples stand."""
         return self.cues + 1
 
-    @property
-    def in_examples(self) -> Bool[Tensor, "batch pos"]:
-        """Return which tokens are of the examples."""
-        return (self.example >= 0) & (self.example < self.examples)
-
     def margin(self, logits: Float[Tensor, "batch vocab"]) -> Float[Tensor, "batch"]:
         """Return the logit of the right answer less the mean of the other choices, in nats."""
         return self.task.score(logits[:, None])
@@ -97,14 +92,6 @@ class Question:
         shape, flat = logits.shape[:-1], logits.reshape(-1, *logits.shape[-2:])
         every = [outcome(self.task, each) for each in flat]
         return Outcome(*(torch.stack(x).reshape(shape) for x in zip(*every, strict=True)))
-
-    def mix(self, generator: torch.Generator) -> Question:
-        """Return the same prompts, each example clean or corrupt by a coin; two choices only."""
-        coin = torch.randint(0, 2, self.shows.shape, generator=generator).to(self.shows)
-        other = self.task.corrupt.gather(1, self.answers)
-        own = self.task.clean.gather(1, self.answers)
-        tokens = self.task.clean.scatter(1, self.answers, torch.where(coin == 1, other, own))
-        return replace(self, task=replace(self.task, clean=tokens), shows=self.shows ^ coin)
 
     def shuffle(self, generator: torch.Generator) -> Question:
         """Return the same words and answers, no example with its own: the form, not the mapping."""

@@ -2,7 +2,7 @@
 // the record of a run at the tier `real`, prompt by prompt, of every removal that the chapter makes.
 {
   const LAYERS = 30, HEADS = 9, MORE = 30, NONE = "none", ONE = "one head";
-  const LENSES = ["circuit", "anchors", "induction", "algorithm", "vector", "dual"];
+  const LENSES = ["circuit", "anchors", "induction", "vector", "dual"];
   const DERIVED = ["match and read", "match only", "read only", "match, not vector", "vector, not match"];
   const WAYS = { resampled: "output in the other game", averaged: "mean over other functions", zeroed: "zero" };
   const key = (set) => set.replace(/,? /g, "-"); // as the state has it, without blanks

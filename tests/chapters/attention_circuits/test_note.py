@@ -78,7 +78,7 @@ def test_the_notes_rules_miss_induction_and_its_typical_heads():
     limits = patterns.thresholds(nulls, patterns.uniform_scores(ids))
     column = {name: i for i, name in enumerate(patterns.SCORES)}
     for net in nets:
-        labels = patterns.labels(patterns.scores(net, ids), limits)
+        labels = patterns.excess(patterns.scores(net, ids), limits) > 0
         shape = labels.shape
         there = [
             bool(labels[la, h, column[name]])

@@ -1,4 +1,4 @@
-"""Pattern scores and labels: brute force, hand-wired heads, chance kept in bounds."""
+"""Pattern scores: brute force, and hand-wired heads above chance."""
 
 import math
 
@@ -63,8 +63,8 @@ def test_brute_force(seed, size, vocab):
     assert all(math.isnan(v) or -1e-6 <= v <= 1 + 1e-6 for v in got.values())
 
 
-def test_wired_heads_get_their_labels(wired):
-    """The known answer; idle heads attend evenly and get nothing."""
+def test_wired_heads_are_above_chance_in_their_scores(wired):
+    """The known answer; idle heads attend evenly and are above it in none."""
     ids = repeated_tokens(wired, 40, 11, seeded(), distinct=True).tokens
     blank = [random_init(wired.cfg.model_name, seed) for seed in range(2)]
     shuffled = patterns.shuffled_scores(wired, ids, seeded(1))
@@ -72,26 +72,12 @@ def test_wired_heads_get_their_labels(wired):
     limits = patterns.thresholds(nulls, patterns.uniform_scores(ids))
     assert math.isnan(limits["even"])  # even attention is as even as can be
     scores = patterns.scores(wired, ids)
-    given = patterns.labels(scores, limits)
+    excess = patterns.excess(scores, limits)
     named = [
-        [k for k, has in zip(patterns.SCORES, row, strict=True) if has]
-        for row in given.flatten(0, 1).tolist()
+        [k for k, value in zip(patterns.SCORES, row, strict=True) if value > 0.1]
+        for row in excess.flatten(0, 1).tolist()
     ]
     assert named == [["previous", "local"], [], ["induction"], []]
-    assert patterns.excess(scores, limits)[1, 0, patterns.SCORES.index("induction")] > 0.5
+    assert excess[1, 0, patterns.SCORES.index("induction")] > 0.5
     # Shuffled tokens scored by what repeats in *them* would hide a true induction head.
     assert shuffled["induction"].quantile(0.99) < 0.5 < scores["induction"][:, 1, 0].mean()
-
-
-def test_labels_need_certainty_and_enough_sequences():
-    """Catches a label by the mean alone, and undefined sequences counted as zeros."""
-    wide = torch.tensor([0.0, 1.0]).repeat(20)  # mean .5, SE .08
-    rare = torch.where(torch.arange(40) < 29, 1.0, torch.nan)
-    values = {"previous": wide, "duplicate": rare, "induction": rare.roll(5).nan_to_num(1)}
-    scores = {n: values.get(n, torch.zeros(40))[:, None, None] for n in patterns.SCORES}
-    limits = dict.fromkeys(patterns.SCORES, 0.4)
-    given = dict(zip(patterns.SCORES, patterns.labels(scores, limits)[0, 0].tolist(), strict=True))
-    assert not given["previous"]
-    assert patterns.labels(scores, limits | {"previous": 0.3})[0, 0, 0]
-    assert not given["duplicate"]
-    assert given["induction"]

@@ -66,14 +66,6 @@ def test_an_example_goes_with_the_newline_before_it(reader):
         assert text == ("\n" if 0 in gone else "") + left  # the newline of the next stays
 
 
-def test_mixed_examples_show_what_they_say(reader):
-    here = asked(reader, count=20).mix(seeded(1))
-    shown = here.task.clean.gather(1, here.answers)
-    rival = here.task.corrupt.gather(1, here.answers)
-    assert torch.equal(shown == rival, here.shows == 1)
-    assert 0.2 < here.shows.float().mean() < 0.8
-
-
 def test_the_margin_is_the_right_logit_less_the_others():
     here = question.of_prompts(topics.sample(6, seeded(0)))
     logits = torch.randn(6, topics.VOCAB)
