@@ -71,15 +71,6 @@ def benjamini_hochberg(p: Float[Tensor, "*item"], rate: float = 0.05) -> Bool[Te
     return torch.as_tensor(adjusted, device=p.device).reshape(p.shape) <= rate
 
 
-def sign_flip_p(
-    effects: Float[Tensor, "*item sample"], generator: Generator, draws: int = 2000
-) -> Float[Tensor, "*item"]:
-    """Return the two-sided p-value that a mean over samples is zero, by flips of their signs. The
-    observation counts among the draws, so that no value is 0."""
-    as_extreme = _flipped(effects, generator, draws).abs() >= effects.mean(-1).abs()
-    return (1 + as_extreme.sum(0)) / (1 + draws)
-
-
 def step_down_threshold(
     effects: Float[Tensor, "item sample"], generator: Generator, draws: int = 2000
 ) -> float:
