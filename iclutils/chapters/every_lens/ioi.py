@@ -175,6 +175,8 @@ def assess(
         return [[head for head in every if head not in inside[row]] for row in range(rows)]
 
     def leads(sets: Sequence[Sequence[Sequence[Head]]]) -> Float[Tensor, "set batch"]:
+        if not sets:  # of a circuit without heads: where a layer has no others to draw
+            return torch.empty(0, rows)
         return removal.without(model, texts.task, sets, new).margin
 
     picks = [torch.randperm(size, generator=generator)[: size // 2] for _ in range(halves)]
