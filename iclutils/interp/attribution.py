@@ -142,9 +142,9 @@ def direct_logits(model: TransformerBridge, task: CleanCorrupt) -> Float[Tensor,
     writers, end = model_graph(model).writers, get_act_name("resid_post", model.cfg.n_layers - 1)
     _, cache = cached(model, task.clean, {*map(output_hook, writers), end})
     rows = torch.arange(len(task), device=task.clean.device)[:, None]
-    writes = torch.stack([component_output(model, cache, u)[rows, task.at] for u in writers])
     reads = answer_direction(model, task, cache[end][rows, task.at])  # (batch, entry, d_model)
-    return (writes * reads).sum(-1).mean(-1)
+    writes = (component_output(model, cache, u)[rows, task.at] for u in writers)
+    return torch.stack([(write * reads).sum(-1).mean(-1) for write in writes])
 
 
 def answer_direction(
