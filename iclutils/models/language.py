@@ -427,10 +427,14 @@ def encode(
 
     A newline is text, too, where a tokenizer of whole words has it among its special tokens.
     """
-    special = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special]
-    split = any(token in text for token in special if token.strip() for text in texts)
-    settings = {"add_special_tokens": False, "split_special_tokens": split, "verbose": False}
-    return tokenizer(list(texts), **settings, **options)
+    special = {i: t.content for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+    whole = "\n".join(texts)
+    written = {i for i, token in special.items() if token.strip() and token in whole}
+    settings = {"add_special_tokens": False, "split_special_tokens": bool(written)}
+    encoded = tokenizer(list(texts), verbose=False, **settings, **options)
+    if kept := written & set().union(*encoded["input_ids"]):
+        raise IclError(f"This tokenizer cannot read {special[min(kept)]!r} as text: leave it out.")
+    return encoded
 
 
 def token_ids(model: TransformerBridge) -> Int[Tensor, "token"]:

@@ -162,6 +162,8 @@ def test_a_newline_that_is_a_special_token_is_text(tmp_path):
     known = ["?", "<s>", "\n", "great", "film", "good"]
     reader = models.words(models.load(whole_word_folder(tmp_path, known, unk_token="?")))
     assert models.encode(reader, ["great film\ngood"])["input_ids"] == [[3, 4, 2, 5]]
+    with pytest.raises(IclError, match="cannot read '<s>' as text"):  # a word among others
+        models.encode(reader, ["great <s> film"])
 
 
 def test_merges_left_out_at_random_in_training_are_made(tmp_path):
