@@ -138,7 +138,7 @@ def _value(part: Any, names: dict[str, Any], seed: int, checks: Any) -> dict[str
 
 
 def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:300]
+    return f"{type(error).__name__}: {error}".rstrip(": ")[:300]
 
 
 if __name__ == "__main__":
