@@ -2,7 +2,7 @@
 
 It is deterministic (one thread; the data of a step depend on the seed and the step alone), writes
 checkpoints atomically, and goes on after an interruption to the same weights bit for bit, because
-weights and optimiser states are saved together.
+weights and optimiser state are saved together. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from tqdm.auto import tqdm
@@ -107,7 +109,7 @@ def train(recipe: Recipe, work: Path, progress: bool = True) -> Path:
     with _one_thread():
         _run(recipe, work, progress)
         _measure(recipe, work)
-    (work / "resume.pt").unlink(missing_ok=True)
+    (work / "resume.safetensors").unlink(missing_ok=True)
     write_sums(work)
     return work
 
@@ -142,10 +144,9 @@ def _one_thread() -> Iterator[None]:
 def _run(recipe: Recipe, work: Path, progress: bool) -> None:
     network = recipe.network().to(recipe.device).train()
     optimizers = recipe.optimizers(network)
-    log, resumed = work / "training.jsonl", work / "resume.pt"
+    log, resumed = work / "training.jsonl", work / "resume.safetensors"
     start = _resume(resumed, recipe, network, optimizers)
-    lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
-    rows = [row for row in map(json.loads, lines) if row["step"] <= start]
+    rows = [row for row in _read_log(log) if row["step"] <= start]
     if start == 0:
         _checkpoint(recipe, network, work, 0)
     silent = not progress or quiet()
@@ -192,27 +193,45 @@ def _measure(recipe: Recipe, work: Path) -> None:
 def _save(
     path: Path, recipe: Recipe, network: nn.Module, optimizers: list[Optimizer], step: int
 ) -> None:
-    """Write weights and optimiser states together."""
-    states = [network.state_dict(), *(optimizer.state_dict() for optimizer in optimizers)]
+    """Write weights and optimiser state together."""
+    state = {f"weight.{n}": p.detach() for n, p in network.named_parameters()}
+    for (name, weight), optimizer in product(network.named_parameters(), optimizers):
+        for key, value in optimizer.state.get(weight, {}).items():
+            state[f"state.{key}.{name}"] = value
     with replacing(path) as temporary:
-        torch.save({"recipe": recipe.name, "step": step, "states": states}, temporary)
+        save_file(state, temporary, metadata={"recipe": recipe.name, "step": str(step)})
 
 
 def _resume(path: Path, recipe: Recipe, network: nn.Module, optimizers: list[Optimizer]) -> int:
     """Restore weights and optimisers; return the step they belong to (0 if there is no file)."""
     if not path.is_file():
         return 0
+    held = {p: o for o in optimizers for group in o.param_groups for p in group["params"]}
     try:
-        stored = torch.load(path, recipe.device, weights_only=True)  # tensors and numbers, no code
-    except (RuntimeError, UnpicklingError) as error:
-        raise IclError(f"{path} is damaged. Delete it: the training then begins anew.") from error
-    if stored["recipe"] != recipe.name:
-        raise IclError(f"{path} belongs to another recipe. Delete it or choose another folder.")
-    weights, *states = stored["states"]
-    network.load_state_dict(weights)
-    for optimizer, state in zip(optimizers, states, strict=True):
-        optimizer.load_state_dict(state)
-    return int(stored["step"])
+        opened = safe_open(path, "pt")
+    except SafetensorError as error:
+        raise IclError(
+            f"{path} is damaged ({error}). Delete it: the training then begins anew."
+        ) from error
+    with opened as stream:
+        described = stream.metadata() or {}
+        if described.get("recipe") != recipe.name:
+            raise IclError(f"{path} belongs to another recipe. Delete it or choose another folder.")
+        named = dict(network.named_parameters())
+        for stored in stream.keys():  # noqa: SIM118
+            kind, _, name = stored.partition(".")
+            if kind == "weight":
+                named[name].data.copy_(stream.get_tensor(stored))
+            else:
+                key, _, name = name.partition(".")
+                value = stream.get_tensor(stored).to(named[name].device)
+                held[named[name]].state[named[name]][key] = value
+    return int(described["step"])
+
+
+def _read_log(path: Path) -> Rows:
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [json.loads(line) for line in lines]
 
 
 def _write_log(path: Path, rows: Rows) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -112,6 +113,18 @@ def test_the_loss_of_a_network_that_says_0_is_the_square_of_what_is_asked(make, 
     assert plan.loss(network, 8).item() != pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.parametrize("name", ["lsa-paper-1", "lsa-paper-5", "lsa-paper-2-shared"])
+def test_paper_networks_answer_by_moments_as_they_do_by_attention(name):
+    plan = replace(recipes.recipe(name), batch=50, scale=1.0)
+    network, (xs, ys) = plan.network().double(), plan.batch_of(1)
+    xs, ys = xs.double(), 9 * ys.double()  # some are clipped
+    answers = network(xs, ys), lsa.answers_by_moments(network, xs, ys)
+    torch.testing.assert_close(*answers)
+    gradients = [torch.autograd.grad(a.square().sum(), [*network.parameters()]) for a in answers]
+    torch.testing.assert_close(*gradients)
+    plan.loss(plan.network(), 1).backward()
+
+
 def test_the_stored_distances_are_those_to_numpys_least_squares():
     xs, ys, _ = (part[:200] for part in sample(Task(8), 2000, 17, generator("map")))
     predicted = regressors.load("regression-w8")(xs, ys)[0].double().numpy()
@@ -132,7 +145,7 @@ def test_files_cards_and_logs_are_whole(name):
     check_sums(folder, [p.relative_to(folder).as_posix() for p in files], "")
     card = zoo.read_card(name)
     assert all(f"**{k}**" in card for k in ("Data", "Training", "Rebuild", "Limits", "Licence"))
-    rows = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in zoo.log(name).read_text(encoding="utf-8").splitlines()]
     assert rows[-1]["step"] == zoo.steps(name)[-1]
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert zoo.steps(name) == sorted(zoo.steps(name))

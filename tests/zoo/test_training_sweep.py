@@ -1,6 +1,8 @@
 """Sweeps of trainings: the same on any backend, and nothing finished is lost."""
 
 import os
+import signal
+import time
 from dataclasses import replace
 
 import joblib
@@ -44,12 +46,33 @@ def test_processes_give_the_bits_of_one_after_the_other(alone, tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_dask_cluster_gives_the_same(alone, tmp_path, cluster):
+def test_a_dask_cluster_gives_the_same_and_survives_a_killed_worker(alone, tmp_path, cluster):
+    """A worker dies under its training: the others finish, and the sweep ends with all bits."""
+    import threading
+
     from distributed import Client
 
-    with Client(cluster), joblib.parallel_config("dask"):
-        sweep.sweep([regressor(name, 60) for name in NAMES], tmp_path)
-    assert digests(tmp_path) == digests(alone)
+    long = [*(regressor(name, 60) for name in NAMES), regressor("long", 1500)]
+    sweep.sweep(long[-1:], alone.parent / "long", jobs=1)
+    killed = []
+    with Client(cluster) as client:
+        workers = client.run(os.getpid)
+
+        def kill():
+            while not (tmp_path / "long" / "resume.safetensors").is_file():
+                time.sleep(0.02)
+            busy = [a for a, tasks in client.processing().items() if tasks]
+            for address in busy:
+                killed.append(workers[address])
+                os.kill(workers[address], signal.SIGKILL)
+
+        watcher = threading.Thread(target=kill)
+        watcher.start()
+        with joblib.parallel_config("dask"):
+            sweep.sweep(long, tmp_path)
+        watcher.join()
+    assert killed
+    assert digests(tmp_path) == digests(alone) | digests(alone.parent / "long")
 
 
 def test_one_that_fails_costs_only_itself_and_what_is_missing_is_trained(tmp_path):
