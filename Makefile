@@ -64,12 +64,7 @@ nightly: $(READY)  ## all of it: also what is exhaustive or long, and part of th
 	  $(BIN)/python -m pytest tests/test_numbers.py -q || status=1; exit $$status
 
 anywhere: $(READY)  ## all notebooks as on other processors, with 1, 2 and 4 threads: half an hour
-	@status=0; for processor in "" "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 \
-	  MKL_ENABLE_INSTRUCTIONS=AVX2" "ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 \
-	  MKL_ENABLE_INSTRUCTIONS=SSE4_2"; do for threads in 1 2 4; do rm -rf $(RESULTS); \
-	  echo "$$threads threads $$processor"; export OMP_NUM_THREADS=$$threads; \
-	  env $$processor $(PYTEST) notebooks --nbval -q $(TOGETHER) || status=1; \
-	  WHOLE=1 $(PYTEST) tests/test_numbers.py -q || status=1; done; done; exit $$status
+	@$(BIN)/python tools/anywhere.py
 
 lint: $(READY)  ## ruff and mypy; nothing is changed
 	@$(STYLE)

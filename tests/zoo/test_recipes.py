@@ -145,7 +145,7 @@ def test_files_cards_and_logs_are_whole(name):
     check_sums(folder, [p.relative_to(folder).as_posix() for p in files], "")
     card = zoo.read_card(name)
     assert all(f"**{k}**" in card for k in ("Data", "Training", "Rebuild", "Limits", "Licence"))
-    rows = [json.loads(line) for line in zoo.log(name).read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
     assert rows[-1]["step"] == zoo.steps(name)[-1]
     assert rows[-1]["loss"] < rows[0]["loss"]
     assert zoo.steps(name) == sorted(zoo.steps(name))
