@@ -217,7 +217,7 @@ def summary(
 
     def needed(pairs: Sequence[float]) -> float:
         some = effects[:, [int(pair) for pair in pairs]]
-        return float((some.mean(1).abs() > MATTERS).double().mean())
+        return float((some.mean(1).abs() > MATTERS).double().sum() / max(1, len(some)))
 
     gaps = by_pair(tests.complete[:, 0] - tests.complete[:, 1])  # (part, pair)
     worst = gaps[gaps.mean(1).abs().argmax()]
