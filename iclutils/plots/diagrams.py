@@ -222,7 +222,7 @@ def patched_edge(
     axes = _sheet(6.6, 3.15)
     runs = (
         ("clean", "the prompt as it is", clean, BLUE),
-        ("corrupt", "a prompt with another answer", corrupt, ORANGE),
+        ("corrupt", "another prompt", corrupt, ORANGE),
         ("patched", "clean, but for the orange edge", patched, BLUE),
     )
     for i, (name, what, value, colour) in enumerate(runs):
