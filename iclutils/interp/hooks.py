@@ -25,7 +25,6 @@ from .invariants import editable, skip_layers
 Head = tuple[int, int]
 Heads = Sequence[Head] | Sequence[Sequence[Head]]  # for all rows of a batch, or for each its own
 How = Literal["zero", "mean", "resample"]
-WAYS: dict[str, How] = {"averaged": "mean", "zeroed": "zero", "resampled": "resample"}
 Hook = tuple[str, Callable[..., Tensor]]
 Tokens = Int[Tensor, "batch pos"]
 Other = Int[Tensor, "other_batch other_pos"]  # must match; a mismatch is refused with a cure
