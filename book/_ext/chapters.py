@@ -8,7 +8,8 @@ a first reading does not need. Browsers find text in it and print it; a link to 
 opens it (``access.js``).
 
 A bet is an admonition with the title *A bet*, its answer one with the title *Answer*. A cell with
-the tag ``hide-cell`` between both is shown inside the answer: text, output, folded code.
+the tag ``hide-cell`` between both is shown inside the answer: text, output, folded code. The
+paragraph after an answer says the finding; ``custom.css`` blurs it while the answer is closed.
 """
 
 from __future__ import annotations
@@ -66,18 +67,24 @@ class Bets(SphinxTransform):
                 continue
             bet["classes"], cells = ["bet"], []
             for node in bet.parent[bet.parent.index(bet) + 1 :]:
-                if node.get("hide_mode") == "all":
-                    cells.append(node)
-                elif isinstance(node, nodes.admonition) and node[0].astext() == "Answer":
+                if isinstance(node, nodes.admonition) and node[0].astext() == "Answer":
                     node["classes"] = ["dropdown", "answer"]
-                    for cell in cells:
-                        cell.parent.remove(cell)
-                        shown = nodes.container("", *cell[1:], classes=cell["classes"])
-                        cell[:] = cell[:1]
-                        cell.attributes |= {"hide_mode": "input", "prompt_show": "Show the code"}
-                        cell["prompt_hide"] = "Hide the code"
-                        node += [shown, cell]
+                    _fold(node, cells)
+                elif node.get("hide_mode"):
+                    cells += [node] if node["hide_mode"] == "all" else []
+                elif cells or node.previous_sibling().get("classes") == ["dropdown", "answer"]:
+                    node["classes"] += ["after-answer"] * isinstance(node, nodes.paragraph)
                     break
+
+
+def _fold(answer: nodes.admonition, cells: list[nodes.Element]) -> None:
+    for cell in cells:
+        cell.parent.remove(cell)
+        shown = nodes.container("", *cell[1:], classes=cell["classes"])
+        cell[:] = cell[:1]
+        cell.attributes |= {"hide_mode": "input", "prompt_show": "Show the code"}
+        cell["prompt_hide"] = "Hide the code"
+        answer += [shown, cell]
 
 
 class Drawers(SphinxTransform):

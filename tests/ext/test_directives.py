@@ -109,8 +109,9 @@ def test_pages_show_the_results_there_are(book):
 
 
 def test_what_answers_a_bet_is_folded_with_its_answer(book):
-    """The text first, then what the hidden cell shows, then its code."""
-    texts = ("```{admonition} " + x + "\n```" for x in ("A bet\nUp?", "Answer\nNo, down."))
+    """The text first, then what the hidden cell shows, its code, and then the blurred finding."""
+    bet, answer = ("```{admonition} " + x + "\n```" for x in ("A bet\nUp?", "Answer\nNo, down."))
+    texts = bet, f"{answer}\n\nIt fell.\n\nMore."
     made = nbformat.reads(chapter("# Demo", *texts), as_version=4)
     shows = {"outputs": [nbformat.v4.new_output("stream", text="-1")], "execution_count": 1}
     cell = nbformat.v4.new_code_cell("print(-1)", metadata={"tags": ["hide-cell"]}, **shows)
@@ -120,6 +121,7 @@ def test_what_answers_a_bet_is_folded_with_its_answer(book):
     before, _, folded = book.html("notebooks/90_bet").partition("dropdown answer")
     places = [folded.index(x) for x in ("No, down.", "cell_output", "Show the code", "cell_input")]
     assert places == sorted(places)
+    assert folded.count('<p class="after-answer">It fell.</p>') == folded.count("after-answer") == 1
     assert "cell_output" not in before
 
 
