@@ -194,6 +194,7 @@ def signed(
 ) -> Figure:
     """Draw maps side by side, zero in the middle of their common scale; values are written in where
     they fit. For shares use ``shares``."""
+    columns = min(columns, len(named))
     rows = math.ceil(len(named) / columns)
     width, height = (7.6, 2.5) if columns > 1 else (5.0, 3.6)
     figure, axes = canvas(columns, width=width, height=height * rows, rows=rows)
