@@ -1,7 +1,8 @@
 """In-context classification of made-up topics: only the context can tell which label is meant.
 
 The vocabulary has 12 topics of 8 words, in 4 families of 3 (siblings), 16 fillers and 8 label
-words, which every prompt deals out anew: ``BOS text : label text : label .. query :``.
+words. Every prompt deals out anew the first of these, as many as it has classes (four in training):
+``BOS text : label text : label .. query :``.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 // `anchors-3`; label words, or as many random words, cut off from what stands before them.
 {
   const LABELS = "Alpha Bravo Cedar Dover Ember Flint Grove Haven".split(" "), LAYERS = 4, DEMOS = 4;
+  const TRAINED = LABELS.slice(0, 4); // the labels of all texts in training
   const TOPICS = "birds fish insects fruit baking dairy metal cloth paper weather water terrain".split(" "); // of eight words each, which have the first ids
   const first = {
     t1: "for on as salmon eel trout it", l1: "Cedar", t2: "and tuna gnat locust", l2: "Dover",
@@ -9,8 +10,6 @@
     q: "perch cod to as", drop: 0, cut: "none", layers: 1, show: "attention", layer: 1, from: "end",
   };
   const demos = (state) => [1, 2, 3, 4].filter((i) => i !== Number(state.drop));
-
-  const others = (state) => [2, 3, 4].map((i) => state[`l${i}`]);
 
   // BOS text : label text : label .. query :   -> ids, places of label words, unknown words
   function prompt(state, words) {
@@ -108,7 +107,7 @@
       { kind: "select", name: "l1", label: "Label of the text about fish", options: LABELS.map((word) => [word, word]) },
       ...[1, 2, 3, 4].flatMap((i) => [
         { kind: "text", more: true, name: `t${i}`, label: `Text ${i}` },
-        ...(i === 1 ? [] : [{ kind: "select", more: true, name: `l${i}`, label: `Label word ${i}`, options: [...LABELS, "the", "hail"].map((word) => [word, LABELS.includes(word) ? word : `${word} (never a label in training)`]) }]),
+        ...(i === 1 ? [] : [{ kind: "select", more: true, name: `l${i}`, label: `Label word ${i}`, options: [...LABELS, "the", "hail"].map((word) => [word, TRAINED.includes(word) ? word : `${word} (never a label in training)`]) }]),
       ]),
       { kind: "text", more: true, name: "q", label: "Text without a label" },
       { kind: "actions", more: true, options: [
@@ -132,7 +131,7 @@
         const most = Math.max(...about), topic = most ? TOPICS[about.indexOf(most)] : "";
         return `${own.map((token, i) => word(token, i + end - own.length)).join(" ")} <small>${topic}</small>`;
       }).join("<br>");
-      const rows = m.names.map((name, i) => [name, [m.before[i], "grey"], [m.now[i], name === m.answer ? "c" : "b"]]);
+      const rows = m.names.map((name, i) => [name, [m.before[i], "grey"], [m.now[i], name === m.was ? "c" : "b"]]);
       const flow = m.into.map((value, layer) => [`layer ${layer}`, [value, "a"], [m.out[layer], "b"]]);
       const blue = m.salient
         ? `Blue: attention times the gradient of the answer’s loss in layer ${state.layer}, summed over heads, from the framed word; the largest is the strongest.`
@@ -151,12 +150,12 @@
     },
 
     tasks: [
-      { text: "Give the words of the first text another label: one that another text has, then one that none has. Does the answer follow?",
+      { text: "Give the text about fish the label Alpha, then Ember. Does the answer follow?",
         seen: [
-          (s, m) => s.l1 !== first.l1 && s.cut === "none" && m.answer === s.l1 && demos(s).length === DEMOS && others(s).includes(s.l1),
-          (s, m) => s.l1 !== first.l1 && s.cut === "none" && m.answer !== s.l1 && demos(s).length === DEMOS && !others(s).includes(s.l1),
+          (s, m) => s.l1 !== first.l1 && s.cut === "none" && m.answer === s.l1 && demos(s).length === DEMOS && TRAINED.includes(s.l1),
+          (s, m) => s.l1 !== first.l1 && s.cut === "none" && m.answer !== s.l1 && demos(s).length === DEMOS && !TRAINED.includes(s.l1),
         ],
-        found: (s, m) => `it followed to a label that another text has, not to one that none has: with ${s.l1} the answer is ${m.answer} (${Math.max(...m.now).toFixed(2)}).` },
+        found: (s, m) => `it followed to a word that was a label in training (${TRAINED.join(", ")}), not to one that never was: with ${s.l1} the answer is ${m.answer} (${Math.max(...m.now).toFixed(2)}).` },
       { text: "Cut the label words off in one layer, so that the answer changes. Then cut as many other words: does it change back?",
         seen: [(s, m) => s.cut === "labels" && Number(s.layers) === 1 && m.answer !== m.was, (s, m) => s.cut === "random" && Number(s.layers) === 1 && m.answer === m.was],
         found: (s, m) => `cut off in one layer, the label words give another answer than ${m.was}; as many other words do not change it.` },
