@@ -65,7 +65,7 @@
 
   const percent = (value) => `${Math.round(100 * value)} %`.replace("-", "−");
   const key = (channel, what) => `<span class="live-key"><svg viewBox="0 0 26 8" aria-hidden="true"><path class="live-edge live-${channel}" d="M0 4h26"/></svg> ${what}</span>`;
-  const LEFT = 36, STEP = 62, RISE = 74, TOP = 22;
+  const LEFT = 36, STEP = 80, RISE = 74, TOP = 22;
   function picture(m, said) {
     const layers = m.net.blocks.length, height = TOP + RISE * (layers + 1) + 24;
     const row = (layer) => height - 24 - RISE * (layer + 1);
@@ -87,7 +87,7 @@
       const [x, y] = place(name);
       return `<text class="live-node" x="${x}" y="${y + 4}" text-anchor="middle">${name === "embed" ? "tokens" : name}</text>`;
     }).join("");
-    return `<svg viewBox="0 0 ${2 * LEFT + m.net.heads * STEP} ${height}" role="img" aria-label="${said}">${lines}${nodes}</svg>` +
+    return `<svg class="live-wide" viewBox="0 0 ${2 * LEFT + m.net.heads * STEP} ${height}" role="img" aria-label="${said}">${lines}${nodes}</svg>` +
       `<p class="live-note">Everything flows upwards, from the tokens to the logits. 1.3 is head 3 of layer 1, counted from 0. Each line is an edge that is kept${m.kept.length > 160 ? " (160 of them are drawn)" : ""}, into ${key("a", "the queries of a head")}, ${key("b", "its keys")}, ${key("c", "its values")}, ${key("grey", "an MLP or the logits")}.</p>`;
   }
 
