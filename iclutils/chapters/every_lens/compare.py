@@ -78,12 +78,13 @@ def accuracy(model: TransformerBridge, question: Question) -> float:
 
 def sides(model: TransformerBridge, question: Question, wrong: Question) -> dict[str, Outcome]:
     """Return the answers after the examples, with these permuted (``wrong``), after the rival's
-    examples, and without any."""
+    examples likewise, and without any."""
     bare, end = question.bare
     read = {
         "examples": (question.task.clean, question.task.at),
         "wrong pairs": (wrong.task.clean, question.task.at),
         "rival": (question.task.corrupt, question.task.at),
+        "rival, wrong pairs": (wrong.task.corrupt, question.task.at),
         "none": (bare, end[:, None]),
     }
     return {k: question.outcome(logits_at(model, *side)[:, 0]) for k, side in read.items()}

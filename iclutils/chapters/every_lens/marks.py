@@ -7,7 +7,10 @@ nats of its step on the examples (Ren and Liu 2024)."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 from jaxtyping import Float
@@ -115,9 +118,22 @@ def attention(query: AtQuery, question: Question) -> Float[Tensor, "batch layer 
     return rows(query).take_along_dim(question.answers[:, None, None], 3)
 
 
-def common_share(states: States) -> float:
+def common_share(states: States, other: Float[Tensor, "other d_model"] | None = None) -> float:
     """Return the share of a difference that is the same for all prompts: the mean of v_a·v_b over
-    pairs of prompts, over that of v_a·v_a. One vector gives 1, unrelated ones 0."""
+    pairs of prompts, over that of v_a·v_a. One vector gives 1, unrelated ones 0. With ``other``
+    prompts: over pairs of one of either, by the root of both mean squares."""
     states = states.double()
     own = states.square().sum()
-    return float(((states @ states.T).sum() - own) / (len(states) - 1) / own)
+    if other is None:
+        return float(((states @ states.T).sum() - own) / (len(states) - 1) / own)
+    other = other.double()
+    sizes = own / len(states) * other.square().sum() / len(other)
+    return float((states @ other.T).mean() / sizes.sqrt())
+
+
+def own_share(cases: Sequence[States]) -> list[float]:
+    """Return for each case its common share less the mean of that with the other cases."""
+    return [
+        common_share(x) - fmean([common_share(x, y) for y in cases if y is not x] or [math.nan])
+        for x in cases
+    ]

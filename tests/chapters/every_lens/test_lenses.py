@@ -85,7 +85,10 @@ def test_constants_are_fitted_for_all_cases_at_once(net, here):
 
 
 def test_common_shares_are_those_of_pairs():
-    one = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    one, two = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0))
     pairs = [one[a] @ one[b] for a in range(4) for b in range(4) if a != b]
     mean_square = one.square().sum(1).mean()
     assert marks.common_share(one) == pytest.approx(float(sum(pairs) / 12 / mean_square), abs=1e-6)
+    cross = sum(a @ b for a in one for b in two) / 16
+    size = (mean_square * two.square().sum(1).mean()).sqrt()
+    assert marks.common_share(one, two) == pytest.approx(float(cross / size), abs=1e-6)
