@@ -115,7 +115,7 @@
       ];
       const removed = !m.count ? "" : m.control ? `Replaced as a control: ${m.many}, of the same layers; the record does not name them. ` : `Replaced: ${m.heads.map(named).join(", ")}. `;
       const else_ = margin > 0 && p * (1 + Math.exp(-margin)) < 0.5 ? "Most of the probability is now with other words, which are not shown. " : "";
-      const note = m.ours ? "Darker: if this head alone is replaced by its mean over other functions, the lead changes more (darkest: by 1.5 nats). Touch a head to see its effect. " : "";
+      const note = m.ours ? "Darker: if this head alone is replaced by its mean over other functions, the lead changes more (darkest: by 1.5 nats). A pale head changes little alone; pale heads together can change much. Touch a head to see its effect. " : "";
       const view = `<div class="live-row-of"><div><p class="live-head">The prompt</p><pre tabindex="-1">${lines.join("\n")}</pre></div><div><p class="live-head">The answer</p>${bars(m, state)}</div></div>` +
         `<p class="live-head">Heads 0 to 8 (rows) of layers 0 to 29 (columns)</p>${map(m, record)}` +
         `<p class="live-note">${removed}${else_}${note}Crosses: heads whose outputs are replaced. These numbers were computed beforehand; the model does not run in this page.</p>`;
