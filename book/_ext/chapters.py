@@ -65,7 +65,8 @@ class Bets(SphinxTransform):
         for bet in list(self.document.findall(nodes.admonition)):
             if bet[0].astext() != "A bet" or bet.parent is None:
                 continue
-            bet["classes"], cells = ["bet"], []
+            bet["classes"] = ["bet"]
+            cells: list[nodes.Element] = []
             for node in bet.parent[bet.parent.index(bet) + 1 :]:
                 if isinstance(node, nodes.admonition) and node[0].astext() == "Answer":
                     node["classes"] = ["dropdown", "answer"]
