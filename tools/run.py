@@ -17,12 +17,14 @@ import time
 import traceback
 from pathlib import Path
 
+import nbformat
 import papermill as pm
 import psutil
 import yaml
 from joblib import Parallel, delayed, parallel_config
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from papermill.exceptions import PapermillExecutionError
+from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "_build" / "run"
@@ -131,11 +133,17 @@ def execute(notebook: Path, out: Path, changed: dict, print_of: str) -> tuple[Pa
     out.with_suffix(".json").unlink(missing_ok=True)
     os.environ |= {"ICLUTILS_RESULTS": str(out.parents[1] / "results"), "ICLUTILS_QUIET": "1"}
     tier, start, error = changed.get("tier", "mini"), time.perf_counter(), ""
-    bar = {"desc": notebook.stem, "leave": False, "delay": 2, "disable": None}  # on a terminal
+    cells = sum(c.cell_type == "code" for c in nbformat.read(notebook, 4).cells)
+    bar = tqdm(total=cells, desc=notebook.stem, leave=False, delay=2, disable=None)
+
+    def begin(cell, **_):
+        bar.set_description(f"{notebook.stem} {cell.source.strip().splitlines()[0][:30]!r}")
+
     try:
         pm.execute_notebook(
-            notebook, out, changed, progress_bar=bar, start_timeout=START,
+            notebook, out, changed, progress_bar=False, start_timeout=START,
             execution_timeout=60 * MINUTES[tier], skip_cells_with_tag=LEFT_OUT.get(tier, ""),
+            on_cell_execute=begin, on_cell_executed=lambda **_: bar.update(),
             extra_arguments=["--IPKernelApp.log_level=40"],
         )  # fmt: skip
     except PapermillExecutionError as stop:
@@ -144,6 +152,8 @@ def execute(notebook: Path, out: Path, changed: dict, print_of: str) -> tuple[Pa
         error = f"{type(stop).__name__}: {str(stop).strip().splitlines()[0]}"
     except Exception:  # a fault of the runner's own is told, too, and the other chapters go on
         error = traceback.format_exc()
+    finally:
+        bar.close()
     seconds = round(time.perf_counter() - start, 1)
     record = {"inputs": print_of, "seconds": seconds, "error": error, "machine": machine()}
     out.with_suffix(".json").write_text(json.dumps(record, indent=1))
