@@ -9,10 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from .errors import unknown
-from .zoo import HELD_OUT, has
+from .zoo import has
 
 Names = tuple[str, ...]
-ANCHORS = tuple(f"anchors-{seed}" for seed in HELD_OUT)
 SIZES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from ...errors import IclError
 from ...interp import removal
 from ...interp.attribution import edge_attribution
-from ...interp.graph import Node, model_graph
+from ...interp.graph import Node, all_heads, model_graph
 from ...interp.head_scores import attention_patterns
 from ...interp.hooks import Head
 from ...interp.removal import Replacement
@@ -162,10 +162,7 @@ def assess(
     """Test a circuit as section 4 of Wang et al. does: heads outside it write ``new``. ``parts``:
     its classes, each with its heads for every row (``in_layers``); as the parts K of completeness
     serve these, and so many random ``halves``."""
-    rows, every = (
-        len(texts.task),
-        [node[1:] for node in model_graph(model).writers if node.kind == "head"],
-    )
+    rows, every = len(texts.task), [node[1:] for node in all_heads(model)]
     whole = [[head for part in parts for head in part[row]] for row in range(rows)]
     size = len(whole[0])
 
