@@ -67,14 +67,17 @@ class Bets(SphinxTransform):
                 continue
             bet["classes"] = ["bet"]
             cells: list[nodes.Element] = []
+            answered = False
             for node in bet.parent[bet.parent.index(bet) + 1 :]:
                 if isinstance(node, nodes.admonition) and node[0].astext() == "Answer":
                     node["classes"] = ["dropdown", "answer"]
                     _fold(node, cells)
-                elif node.get("hide_mode"):
-                    cells += [node] if node["hide_mode"] == "all" else []
-                elif cells or node.previous_sibling().get("classes") == ["dropdown", "answer"]:
-                    node["classes"] += ["after-answer"] * isinstance(node, nodes.paragraph)
+                    answered = True
+                elif node.get("hide_mode") == "all":
+                    cells.append(node)
+                elif (cells or answered) and not node.get("hide_mode"):
+                    if isinstance(node, nodes.paragraph):
+                        node["classes"].append("after-answer")
                     break
 
 
