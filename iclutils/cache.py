@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import sys
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -35,13 +37,17 @@ def cached(
     """Return ``function(*args, **named)``, from disk if it was computed before by the same code.
 
     A generator among the arguments is left as the function left it; one that is not among them is
-    refused, as are models with hooks and functions whose code cannot be read. Use
-    ``Session.cached`` in a notebook: at the tier ``mini`` it computes and stores nothing.
+    refused, as are models with hooks and functions whose code cannot be read. What is read says
+    so on stderr, with the seconds that an earlier run took for it. Use ``Session.cached`` in a
+    notebook: at the tier ``mini`` it computes and stores nothing.
     """
     memory = Memory(folder(), verbose=0, compress=1)
     stored = memory.cache(_call, ignore=["function", "args", "named"])
     key = _Hasher().hash((_versions(), function, args, named))
-    value, states = stored(key, function, args, named)
+    is_stored = stored.check_call_in_cache(key, function, args, named)
+    value, states, seconds = stored(key, function, args, named)
+    if is_stored:
+        print(f"{function.__name__}: read; an earlier run took {seconds:.1f} s", file=sys.stderr)
     for generator, state in zip(_generators(args, named), states, strict=True):
         generator.set_state(state)
     return cast(Value, value)
@@ -54,10 +60,12 @@ def folder() -> Path:
 
 def _call(
     key: str, function: Callable[..., Value], args: Any, named: Any
-) -> tuple[Value, list[Tensor]]:
-    """Compute what is stored: the value, and the states in which its generators are left."""
+) -> tuple[Value, list[Tensor], float]:
+    """Compute what is stored: the value, the states in which its generators are left, seconds."""
+    start = time.perf_counter()
     value = function(*args, **named)
-    return value, [draw.get_state() for draw in _generators(args, named)]
+    states = [draw.get_state() for draw in _generators(args, named)]
+    return value, states, time.perf_counter() - start
 
 
 def _generators(args: Any, named: Any) -> list[torch.Generator]:

@@ -20,7 +20,7 @@ from tools import build  # noqa: E402
 
 RUN = ROOT / "_build/run/book"
 ROUNDING = 1e-4  # relative or absolute: what may lie between two processors
-TIMES = ("seconds", "machine")
+TIMES = ("seconds", "read", "machine")
 MEASURED = ("value", "spread", "count", "null", "detail")
 
 

@@ -144,7 +144,7 @@ def execute(notebook: Path, out: Path, changed: dict, print_of: str) -> tuple[Pa
             notebook, out, changed, progress_bar=False, start_timeout=START,
             execution_timeout=60 * MINUTES[tier], skip_cells_with_tag=LEFT_OUT.get(tier, ""),
             on_cell_execute=begin, on_cell_executed=lambda **_: bar.update(),
-            extra_arguments=["--IPKernelApp.log_level=40"],
+            extra_arguments=["--IPKernelApp.log_level=50"],  # 40 tells that it is shut down
         )  # fmt: skip
     except PapermillExecutionError as stop:
         error = f"cell [{stop.exec_count}]: {stop.ename}: {stop.evalue}"
@@ -155,7 +155,10 @@ def execute(notebook: Path, out: Path, changed: dict, print_of: str) -> tuple[Pa
     finally:
         bar.close()
     seconds = round(time.perf_counter() - start, 1)
+    printed = out.read_text(encoding="utf-8") if out.is_file() else ""
+    read = re.findall(r": read; an earlier run took ([\d.]+) s", printed)
     record = {"inputs": print_of, "seconds": seconds, "error": error, "machine": machine()}
+    record["read"] = round(sum(map(float, read)), 1)  # seconds of earlier runs, from their cache
     out.with_suffix(".json").write_text(json.dumps(record, indent=1))
     return out, seconds, error
 

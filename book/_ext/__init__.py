@@ -24,6 +24,7 @@ DIRECTIVES = {
     "live": live.Live,
     "modelcards": api.ModelCards,
     "scorecard": scorecard.Scorecard,
+    "times": scorecard.Times,
 }
 
 

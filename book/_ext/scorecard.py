@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -51,6 +52,21 @@ class Evidence(Generated):
             lines += [f'<details class="{kind}"><summary>{len(rest)} {what}</summary>', ""]
             lines += [*claims_table(rest), "</details>", ""]
         return lines
+
+
+class Times(Generated):
+    """``{times}``: what each notebook takes from nothing, in seconds: its last run, and what that
+    run read instead of computing it."""
+
+    def markdown(self) -> list[str]:
+        path = Path(self.env.srcdir, "book", "runs.json")
+        runs = json.loads(path.read_text(encoding="utf-8"))
+        body = []
+        for name in sorted({name for column in runs.values() for name in column}):
+            own = [runs[column].get(name) for column in runs]
+            spent = [f"{run['seconds'] + run.get('read', 0):.0f}" if run else "–" for run in own]
+            body.append([plain(name), *spent])
+        return table(["Notebook", *runs], body, "times")
 
 
 def claims_table(own: list[Row], on_scorecard: bool = False) -> list[str]:

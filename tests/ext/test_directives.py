@@ -1,5 +1,6 @@
 """Directives and roles of the book, on a small book with a ledger of its own."""
 
+import json
 import re
 from html import unescape
 
@@ -143,3 +144,13 @@ def test_what_is_wrong_is_a_warning_where_it_stands(book):
     book.write("book/scorecard.md", "# Scorecard\n\n```{scorecard}\n```")
     book.write("notebooks/90_demo.ipynb", chapter("# Demo"))
     assert "cross-reference target not found: '90-start'" in book.build()
+
+
+def test_times_are_those_from_nothing(book):
+    runs = {"mini": {"01_a": {"seconds": 3.2}, "02_b": {"seconds": 4.0, "read": 0.0}}}
+    runs["real"] = {"01_a": {"seconds": 100.4, "read": 50.2, "machine": "any"}}
+    book.write("book/runs.json", json.dumps(runs))
+    book.write("status.md", "# S\n\n```{times}\n```\n")
+    assert not book.build()
+    table = re.search(r"<table.*?</table>", book.html("status"), re.DOTALL)[0]
+    assert plain(table) == "Notebook mini real 01_a 3 151 02_b 4 –"

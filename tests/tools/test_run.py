@@ -87,7 +87,8 @@ def test_a_result_is_taken_if_anything_that_was_measured_changed(changes, is_tak
 @pytest.mark.slow
 def test_a_failure_costs_one_chapter_and_the_rest_is_not_run_again(home, monkeypatch, tmp_path):
     monkeypatch.setattr(run, "MINUTES", {"mini": 0.1})
-    home("90_good", "print(seed)", "1 + 1")
+    read = "import sys; print(f'name: read; an earlier run took {2.5} s', file=sys.stderr)"
+    home("90_good", "print(seed)", read)
     bad = home("91_bad", "print('before')", "raise ValueError('no such number')", "print('after')")
     home("92_slow", "import time; time.sleep(60)")
     home("93_killed", "import os; os._exit(1)")
@@ -100,6 +101,7 @@ def test_a_failure_costs_one_chapter_and_the_rest_is_not_run_again(home, monkeyp
     partial = nbformat.read(plans[1][1], 4)
     assert next(c for c in partial.cells if c.get("outputs")).outputs[0].text == "before\n"
     assert "no such number" in plans[1][1].read_text()
+    assert json.loads(plans[0][1].with_suffix(".json").read_text())["read"] == 2.5
     assert run.is_current(*plans[0])
     assert not any(run.is_current(*p) for p in plans[1:])
     home("90_good", "print(seed)", "1 + 2")
@@ -107,7 +109,7 @@ def test_a_failure_costs_one_chapter_and_the_rest_is_not_run_again(home, monkeyp
     path = tmp_path / "notebooks/90_good.ipynb"
     build.show(edited := json.loads(path.read_text()), plans[0][1], "")
     assert not any(cell.get("outputs") for cell in edited["cells"]), "edited since it was run"
-    home("90_good", "print(seed)", "1 + 1")  # as it was run
+    home("90_good", "print(seed)", read)  # as it was run
     build.show(same := json.loads(path.read_text()), plans[0][1], "")
     accept.take_outputs(path, plans[0][1])
     for page in (same, json.loads(path.read_text())):
