@@ -146,19 +146,20 @@ def test_the_paper_tier_checks_its_claims(small, stand_in, request, monkeypatch,
     assert not name or {r.model for r in found.values() if r} == {name}
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     "chapter", sorted({c.chapter for c in claims.ledger().values() if "real" in c.tiers})
 )
-def test_the_real_tier_checks_its_claims_on_a_small_network(small, tmp_path, monkeypatch, chapter):
+def test_the_real_tier_checks_its_claims_on_a_small_network(tmp_path, monkeypatch, chapter):
     """A random Llama of three layers that reads the words of SmolLM2, in its place."""
     words, folder = real_tokenizer("smollm2"), tmp_path / "smollm2"
     blocks = {"hidden_size": 32, "intermediate_size": 64}  # of 32, to be rounded in four bits
     save_grouped(folder, vocab_size=len(words), max_position_embeddings=2048, **blocks)
     words.save_pretrained(folder)
-    real = presets.TIERS["real"]
-    few = sized(real.induction, strongest=3, draws=2, prompts=6)
-    monkeypatch.setitem(presets.TIERS, "real", replace(real, induction=few))
+    few = {f: sized(getattr(presets.PART, f), **sizes) for f, sizes in SIZES.items()}
+    few["induction"] = sized(few["induction"], strongest=3, draws=2, prompts=6)
+    few["lenses"] = sized(few["lenses"], functions=presets.TIERS["real"].lenses.functions)
+    part = replace(presets.PART, column="real", **few)
+    monkeypatch.setitem(presets.TIERS, "real", part)
     monkeypatch.setattr(smollm2, "folder", lambda: folder)
     monkeypatch.setenv("ICLUTILS_CACHE", str(tmp_path / "cache"))
     found, missing = written(tmp_path, chapter, "real", run(chapter, tier="real"))
