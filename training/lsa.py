@@ -181,6 +181,7 @@ def _paper(layers: int = 1, shared: bool = False) -> dict[str, Any]:
 # Checkpoints on the way; and, where small weights do not move, larger ones to start from and a
 # lower rate.
 _ALONG: dict[str, Any] = {"extra": (0, 10, 30, 100, 200, 300, 500, 1000, 2000)}
+_RISING = (40, 45, 50, 55, 60, 80)  # while the rate of one layer grows
 _LATER = (700, 1500, 3000, 4000, 5000, 7000, 10_000, 15_000, 20_000, 30_000, 40_000)
 _ROUGH: dict[str, Any] = {"peak_rate": 3e-3, "clip": 1.0}
 _SOFT: dict[str, Any] = {"attention": ("softmax",)}
@@ -188,7 +189,7 @@ _APART: dict[str, Any] = {"layers": 2, "attention": ("softmax", "linear"), "sepa
 _WAVES: dict[str, Any] = {"data": (Waves(),), "settings": {"scale": 0.3} | _ROUGH, "width": 20}
 _OURS = _SOFT | {"sees_query": True}
 SHIPPED = {
-    "lsa-1": _mini(3000, settings=_ALONG),
+    "lsa-1": _mini(3000, settings={"extra": tuple(sorted((*_ALONG["extra"], *_RISING)))}),
     "lsa-2": _mini(8000, settings=_ALONG, layers=2),
     "lsa-5": _mini(8000, 3, settings=_ALONG, layers=5, clip=10.0),
     "lsa-2-shared": _mini(8000, 3, settings=_ALONG, layers=2, shared=True),

@@ -431,8 +431,8 @@ BETS = {  # of each figure: which choice is right, and what the reader does to f
     "copies": (1, [(OFF, "0.2")]),
     "labels": (0, [(CUT, "labels"), (CUT, "random")]),
     "points": (1, [(SCALE, "10")]),
-    "step": (0, [(LAYER, "9")]),
-    "waves": (1, [(SCALE, "5")]),
+    "step": (1, [(LAYER, "9")]),
+    "waves": (2, [(SCALE, "5")]),
     "smoother": (1, [(f"key, {way}", value) for at in (("0.7", "0.5"), ("2", "1.5"))
                      for way, value in zip(("across", "up"), at, strict=True)]),
     "edges": (1, [("How many", "30")]),
@@ -444,7 +444,7 @@ BETS = {  # of each figure: which choice is right, and what the reader does to f
 def test_a_bet_is_answered_by_what_the_reader_does(reader, name):
     """Whatever the choice, not before, and not by a state that an address has brought."""
     right, deeds = BETS[name]
-    for choice in range(3 if name != "waves" else 2):
+    for choice in range(3):
         reader.tab.goto("about:blank")
         reader.loads.clear()
         tab = reader.open(name)

@@ -36,17 +36,17 @@
   const x = (rate) => left + (rate / MOST) * width, y = (loss) => top + (1 - loss / ceiling) * height;
   Live.figure("step", {
     title: "One layer is one step: the loss over the rate, and a layer in training",
-    first: { rate: 2, at: 0 },
+    first: { rate: 2, at: 0 }, // weights of ten training steps (book/_ext/live.py)
     needs: () => ["lsa-1"],
     bet: {
       asks: "The square is the layer before its training. Which way does it take while it is trained?",
-      choices: ["down along the curve", "far above the curve, and onto it only at the end", "below the curve"],
+      choices: ["down along the curve, all the way", "away from it, to higher losses, and back at the end", "below it, to lower losses"],
       deed: "Now move “The layer” to the end of its training, point by point.",
       answer: (s, m) => (Number(s.at) === 9
-        ? [0, `At all ten points that you can choose, its loss is at most ${m.above.toFixed(2)} above the curve: all the time, it does about as well as a step. It ends at loss ${m.last.loss.toFixed(3)} and acts like rate ${rounded(m.last.rate)}; the best step has ${m.best.toFixed(3)}, at rate ${BEST.toFixed(1)}.`] : null),
+        ? [m.above > 0.05 ? 1 : 0, `After ${m.highest.step} training steps its loss is ${m.above.toFixed(2)} above the curve: there the layer does not take a step, for its weights still mix the coordinates of x. In the end it acts like a step of rate ${rounded(m.last.rate)}, with loss ${m.last.loss.toFixed(3)}. The best step has rate ${BEST.toFixed(1)} and loss ${m.best.toFixed(3)}.`] : null),
     },
     fields: () => [
-      { kind: "range", name: "at", label: "The layer: how long it has trained", min: 0, max: 9, said: (i) => `${["0", "10", "30", "100", "200", "300", "500", "1000", "2000", "3000"][i]} training steps` },
+      { kind: "range", name: "at", label: "The layer: how long it has trained", min: 0, max: 9, said: (i) => `${[0, 30, 40, 45, 50, 55, 60, 80, 100, 3000][i]} training steps` },
       { kind: "range", name: "rate", label: "Your step of descent: rate η", min: 0, max: MOST, step: 0.1, said: (v) => Number(v).toFixed(1) },
     ],
 
@@ -67,8 +67,9 @@
         ["the layer", layer.loss.toFixed(3), `acts like η = ${rounded(layer.rate)}`],
         ["the best step", lossOf(BEST).toFixed(3), `η = ${BEST.toFixed(1)}`],
       ];
-      const above = Math.max(...nets.map((net) => placed(net).loss - lossOf(placed(net).rate)));
-      return { numbers, view, said, mine, layer, last, above, best: lossOf(BEST) };
+      const over = (net) => placed(net).loss - lossOf(placed(net).rate);
+      const highest = nets.reduce((a, b) => (over(b) > over(a) ? b : a));
+      return { numbers, view, said, mine, layer, last, highest, above: over(highest), best: lossOf(BEST) };
     },
 
     tasks: [
@@ -79,8 +80,8 @@
         seen: [(s, m) => s.rate > 1 && m.mine >= lossOf(0) && m.mine < lossOf(0) + 0.01],
         found: (s, m) => `at rate ${Number(s.rate).toFixed(1)}, twice the best one, the loss is ${m.mine.toFixed(3)}: the step goes as far beyond the minimum as the start is before it.` },
       { text: "When has the layer learnt the step? Find the earliest point whose loss is within a tenth of the best step's, and look at the one before.",
-        seen: [3, 2].map((at) => (s, m) => Number(s.at) === at && m.layer.loss < 1.1 * m.best === (at === 3)),
-        found: () => "after 100 training steps, not yet after 30." },
+        seen: [8, 7].map((at) => (s, m) => Number(s.at) === at && m.layer.loss < 1.1 * m.best === (at === 8)),
+        found: () => "after 100 training steps, not yet after 80." },
     ],
   });
 }

@@ -19,8 +19,9 @@
     const [a, b] = Algorithms.ols(bent, ys), [w] = Algorithms.step(xs, ys, state.rate);
     const wave = grid.map((x) => a * Math.sin(x) + b * Math.cos(x)), line = grid.map((x) => w * x);
     const half = answers(net, xs, ys.map((v) => v / 2)).map((v) => 2 * v);
-    const size = Math.sqrt(told.reduce((sum, v) => sum + v * v, 0) / GRID) || 1;
-    return { told, wave, line, ys, nearer: spread(told, wave), farther: spread(line, wave), bent: spread(told, half) / size };
+    const root = (list) => Math.sqrt(list.reduce((sum, v) => sum + v * v, 0) / GRID) || 1;
+    const grown = state.scale === 1 ? 1 : root(told) / root(answers(net, xs, of("y")));
+    return { told, wave, line, ys, grown, nearer: spread(told, wave), farther: spread(line, wave), bent: spread(told, half) / root(told) };
   }
 
   const left = 44, width = 336, top = 8, height = 210;
@@ -30,11 +31,11 @@
     first,
     needs: () => ["lsa-waves"],
     bet: {
-      asks: "The layer follows the wave that fits the points best; a straight line cannot. Now make all labels five times as large. Which is then nearer to the new best wave?",
-      choices: ["still the layer", "the straight line"],
+      asks: "A step of gradient descent from 0 answers five times as much to labels five times as large. And the layer?",
+      choices: ["five times as much, too (4 to 6 times)", "less than four times", "more than six times"],
       deed: "Now move “Labels times” to 5.",
       answer: (s, m) => (s.scale === 5
-        ? [Number(m.nearer > m.farther), `At five times the labels the layer is ${m.nearer.toFixed(2)} from the best wave, and the line ${m.farther.toFixed(2)}. ${m.nearer > m.farther ? "The layer fits waves of the size that it was trained on." : ""}`] : null),
+        ? [m.grown < 4 ? 1 : m.grown > 6 ? 2 : 0, `With five times the labels the layer's answers are ${m.grown.toFixed(1)} times as large (root mean square over x). ${m.grown < 4 || m.grown > 6 ? "So they are no step of gradient descent from 0, on whatever inputs. The layer fits waves of the size that it was trained on." : ""}`] : null),
     },
     fields(state) {
       const i = state.point;
