@@ -21,8 +21,10 @@
     const found = one ? alone
       : set ? pair(prompt[way], stride * names.indexOf(set) + (whose === "others" ? 1 : 0)) : whole;
     const marked = set ? pair(prompt[way], stride * names.indexOf(set)) : whole;
+    const leads = Object.keys(WAYS).flatMap((name) => numbers(prompt[name]).filter((_, i) => i % 2));
+    const most = Math.max(40, Math.abs(10 * whole[1]), ...leads.map(Math.abs)) / 10; // of all that can be shown
     const control = whose === "others" && heads.length > 0, many = `${heads.length} ${control ? "other " : ""}head${heads.length === 1 ? "" : "s"}`;
-    return { prompt, whole, found, marked, alone, heads, set, one, ours, control, many, way: one ? "averaged" : way, count: heads.length };
+    return { prompt, whole, found, marked, alone, heads, set, one, ours, control, many, most, way: one ? "averaged" : way, count: heads.length };
   }
 
   const signed = (value) => value.toFixed(1).replace("-", "−");
@@ -51,9 +53,9 @@
   }
 
   function bars(m, state) {
-    const [right, rival] = m.prompt.answers.map(Live.escaped), zero = 170, scale = 9;
+    const [right, rival] = m.prompt.answers.map(Live.escaped), zero = 170, scale = 150 / m.most;
     const row = (y, name, [p, margin], kind) => {
-      const reach = Math.max(-16, Math.min(16, margin)) * scale;
+      const reach = margin * scale;
       return `<text x="0" y="${y}">${name}: ${right} with ${p.toFixed(2)}</text>` +
         `<rect class="live-${kind}" x="${Math.min(zero, zero + reach)}" y="${y + 6}" width="${Math.max(1, Math.abs(reach))}" height="14"/>` +
         `<text x="${reach < 0 ? zero + 5 : zero - 5}" y="${y + 18}" text-anchor="${reach < 0 ? "start" : "end"}">${signed(margin)}</text>`;

@@ -262,7 +262,7 @@ const Live = (() => {
     const wager = figure.bet && bet(figure.bet, (text) => (news.textContent = text));
     const form = make("form", { class: "live-form", submit: (event) => event.preventDefault(), "aria-label": "What the figure shows" }, front, more);
     let state = { ...figure.first }, shown = new Map(), waiting = 0, telling = 0, turn = 0;
-    let own = false, refused = "", last = null, fresh = null;
+    let own = false, refused = "", last = null, fresh = null, busy = false; // while something is dragged
     const get = () => state;
 
     const reset = control({ kind: "actions", options: [["Reset", () => ({ ...figure.first })]] }, get, (next) => {
@@ -308,7 +308,7 @@ const Live = (() => {
         task.told.textContent = whole ? `Found: ${task.found(state, drawn)}` : `So far you have seen ${task.met.size} of ${holds.length} things.`;
         [fresh, news.textContent] = [task, task.told.textContent];
       }
-      if (own) wager?.see(state, drawn);
+      if (own && !busy) wager?.see(state, drawn); // what the reader sees when the hand is at rest
       last = { state, drawn };
     }
 
@@ -378,6 +378,14 @@ const Live = (() => {
       view.addEventListener("touchstart", (event) => event.target.closest("[data-drag]") && event.preventDefault(), { passive: false });
       for (const end of ["pointerup", "pointercancel"]) view.addEventListener(end, () => (held = null));
     }
+    root.addEventListener("pointerdown", (event) => {
+      busy = Boolean(event.target.closest("[data-drag], [type=range]"));
+    });
+    for (const end of ["pointerup", "pointercancel"])
+      addEventListener(end, () => {
+        if (busy && own && last && !waiting) wager?.see(last.state, last.drawn);
+        busy = false;
+      });
     view.addEventListener("click", (event) => {
       const pick = event.target.closest("[data-pick]");
       if (pick) change({ ...state, ...JSON.parse(pick.dataset.pick) });

@@ -10,7 +10,7 @@
   // Keys (a, b) and values (c, d) of the examples; the query's own token is the last, and its key
   // is where the query is.
   const KEYS = [[1.3, 0.9], [-0.4, 1.3], [-1.3, -0.5], [0.8, -1.2], [0.7, 0.5]];
-  const VALUES = [[1.2, 0.3], [-0.2, 1.4], [-1.1, 0.2], [0.4, -1.2], [0.1, 0.2]];
+  const VALUES = [[1.4, -0.5], [1, 1.4], [-1.3, 0.5], [-0.2, 1.5], [-1.4, -1.2]];
   const first = { point: 1, sharp: 0.7 };
   KEYS.forEach(([a, b], i) => Object.assign(first, { [`a${i + 1}`]: a, [`b${i + 1}`]: b, [`c${i + 1}`]: VALUES[i][0], [`d${i + 1}`]: VALUES[i][1] }));
 
@@ -30,10 +30,10 @@
   function plane(kind, title, said, points, m, state, over = "") {
     const marks = Array.from({ length: OWN }, (_, i) => {
       const x = px(points[2 * i]).toFixed(1), y = py(points[2 * i + 1]).toFixed(1), own = i === DEMOS;
-      const left = x > SIZE - 60;
+      const up = !own && points[2 * i + 1] > 0, middle = Math.max(38, Math.min(SIZE - 38, Number(x)));
       return `<g data-drag="${kind}${i + 1}"><circle class="live-${own ? "c" : "a"}" opacity="0.25" cx="${x}" cy="${y}" r="${(40 * Math.sqrt(m.weights[i])).toFixed(1)}"/>` +
         `<circle class="live-grip" cx="${x}" cy="${y}" r="22"/><circle class="live-dot${state.point === i + 1 ? " live-chosen" : ""}" cx="${x}" cy="${y}" r="6"/>` +
-        `<text x="${Number(x) + (left ? -10 : 9)}" y="${own ? Math.min(SIZE - 4, Number(y) + 19) : Math.max(12, Number(y) - 7)}" text-anchor="${left ? "end" : "start"}">${own ? "last" : i + 1}: ${Math.round(100 * m.weights[i])} %</text></g>`;
+        `<text x="${middle}" y="${up ? Math.max(12, Number(y) - 11) : Math.min(SIZE - 4, Number(y) + 21)}" text-anchor="middle">${own ? "last" : i + 1}: ${Math.round(100 * m.weights[i])} %</text></g>`;
     }).join("");
     return `<div><p class="live-head">${title}</p><svg data-plane="" viewBox="0 0 ${SIZE} ${SIZE}" role="img" aria-label="${said}"><rect class="live-ground" width="${SIZE}" height="${SIZE}"/>` +
       `<path class="live-axis" d="M${SIZE / 2} 0v${SIZE}M0 ${SIZE / 2}h${SIZE}"/>${marks}${over}</svg></div>`;
@@ -50,8 +50,8 @@
       answer(s, m, memory) {
         if (Number(s.sharp) !== first.sharp || KEYS.some(([a, b], i) => i && (s[`a${i + 1}`] !== a || s[`b${i + 1}`] !== b))) return null;
         const [a, b] = [s.a1, s.b1], [qa, qb] = KEYS[DEMOS], share = Math.round(100 * m.weights[0]);
-        if (Math.hypot(a - qa, b - qb) <= 0.3) memory.on = Math.max(memory.on ?? 0, share);
-        else if (a >= 1.5 && b >= 1) memory.beyond = Math.max(memory.beyond ?? 0, share);
+        if (Math.hypot(a - qa, b - qb) <= 0.3) memory.on = share; // where the reader left it
+        else if (a >= 1.5 && b >= 1) memory.beyond = share;
         const { on, beyond } = memory;
         if (on === undefined || beyond === undefined) return null;
         return [1, `You saw ${on} % with key 1 on the query, and ${beyond} % with key 1 beyond it. A score is the product of query and key, so a longer key in the same direction gets more. (On the other side the product is negative.)`];
@@ -86,7 +86,7 @@
         `<p class="live-note">A disc is as large as a token's share of the attention. Green: the last token, which asks; to keep the picture simple, its key is where the query is. Among the values, the square is the start, the diamond is the head's output, and the line between them adds one example after the other.</p>`;
       const numbers = [
         ["start", pair(m.start), "square: what the last token adds"],
-        ["update", m.length.toFixed(2), "length of the line: what the examples add"],
+        ["update", m.length.toFixed(2), "from square to diamond: what the examples add"],
         ["output", pair(m.end), "diamond: start and update together"],
       ];
       const more = `<p class="live-note">For the end of the chapter: the linear model W of features φ answers each key k<sub>i</sub> of an example with Wφ(k<sub>i</sub>). Before and after its step, the summed similarity of these answers to the values v<sub>i</sub> is ${to(m.similarity)}, and their distance from the values (root mean square) is ${to(m.distance)}.</p>`;
