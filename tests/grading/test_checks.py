@@ -126,6 +126,31 @@ def test_the_master_is_right_a_stub_is_nothing_and_mistakes_are_named(homework, 
             assert message in first_mistake(name, [*right[:i], answer, *right[i + 1 :]])
 
 
+def test_a_notebook_that_computes_in_double_precision_gets_the_same_inputs():
+    (part,) = checks.questions("hw01")["q2"]
+    usual = part.given(1)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert all(map(torch.equal, usual, part.given(1)))
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("homework", "question"), [(n, q) for n, q in ALL if checks.questions(n)[q][0].verdict]
+)
+def test_what_a_control_draws_is_judged_again(homework, question):
+    """No verdict is taken from where the answer ran; a notebook's random numbers go on."""
+    (part,) = checks.questions(homework)[question]
+    for forged in (1.0, [1.0, 1.0], [], "right", [[0.0]] * 9):
+        with pytest.raises((checks.Mistake, TypeError, ValueError, RuntimeError, IndexError)):
+            part.judge(forged, 0)
+    state = torch.get_rng_state()
+    part.judge(part.ask(own(part.truth), 0), 0)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def own(function):
     """As if a student had written it: the real ones stand where answers may not take from."""
     return lambda *given: function(*given)

@@ -59,6 +59,8 @@ class Part:
     up to a ``tolerance`` relative to the largest of it and to 1. A letter names one of four
     ``choices``; each student sees them in another order, and what is right is said of the order
     here. What is below the ``MARK`` is put in last, or ``public``, in a student's notebook.
+
+    Of a ``control`` no draw is right alone: ``verdict(draws, *inputs)`` raises ``Mistake``.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Part:
     look: Callable[[Any, Any], Any] = lambda value, truth: value
     tolerance: float = SINGLE
     choices: tuple[str, ...] = ()
+    verdict: Callable[..., None] | None = None
     truth: Any = None
     mistakes: Mapping[str, Any] | None = None
     public: Expected | None = None
@@ -91,12 +94,27 @@ class Part:
         """Return the outcome for a seed. Random numbers begin with it; the notebook's go on."""
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(seed)
-            inputs = self.inputs(seed)
+            inputs = self.given(seed)
             value = None if inputs is None else plain(self.outcome(answer, *inputs))
         return value.detach().cpu() if isinstance(value, Tensor) else value
 
+    def given(self, seed: int) -> tuple[Any, ...] | None:
+        """Return the inputs, which are the same whatever kind of numbers a notebook has chosen."""
+        usual = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+        try:
+            return self.inputs(seed)
+        finally:
+            torch.set_default_dtype(usual)
+
     def judge(self, value: Any, seed: int, student: str = "") -> None:
         """Return if the value is right, or if nothing is expected; else raise ``Mistake``."""
+        if self.verdict:
+            *drawn, one, other = plain(value)
+            self.verdict(drawn, *(self.given(seed) or ())[:-1])
+            if not torch.equal(one, other):
+                raise Mistake("Take random numbers from `generator`, and from nothing else.")
+            return
         own = self.kind != "function"
         right = expected(self, min(seed, 1) if own else seed, number(student) if own else 0)
         if right is not None:
@@ -114,7 +132,7 @@ def expected(part: Part, seed: int, student: int = 0) -> Expected | None:
     public seed has nothing.
     """
     truth, mistakes = part.truth, part.mistakes or {}
-    if truth is None:
+    if truth is None or part.verdict:
         return part.public
     if part.kind != "function":
         right = truth(student) if callable(truth) else truth
@@ -158,10 +176,18 @@ def shaped(value: Any, *shape: int) -> Tensor:
     return value.reshape(shape)
 
 
-def refuse_other_draws(answer: Callable[..., Any], *inputs: Any) -> None:
-    """Raise unless the generator, the last input, alone decides what an answer draws."""
-    if not torch.equal(*(plain(answer(*inputs[:-1], generator(7))) for _ in range(2))):
-        raise Mistake("Take random numbers from `generator`, and from nothing else.")
+def random_control(name: str, inputs: Any, draws: int, verdict: Callable[..., None]) -> Part:
+    """Return the part for a control that students design, whose last input is a generator.
+
+    It draws so many times, and twice from one seed. The verdict is not passed where it has run:
+    there it could be forged.
+    """
+
+    def drawn(answer: Callable[..., Any], *given: Any) -> list[Any]:
+        again = [(*given[:-1], generator(7)) for _ in range(2)]
+        return [plain(answer(*each)) for each in [given] * draws + again]
+
+    return Part(name, inputs=inputs, outcome=drawn, verdict=verdict)
 
 
 def guarded(name: str, answer: Any) -> Callable[..., Any]:

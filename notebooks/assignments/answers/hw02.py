@@ -6,7 +6,7 @@ from iclutils.chapters.label_anchors.isolation import isolation
 from iclutils.models import load
 from iclutils.tasks import topics
 
-from checks import Mistake, Part, generator, refuse_other_draws, shaped
+from checks import Mistake, Part, generator, random_control, shaped
 
 CASES = (("anchors-0", 0), ("anchors-3", 1))  # model and layer: public, first hidden
 
@@ -32,15 +32,12 @@ def _labels(seed):
     return gaps.cumsum(1), generator(seed + 50)
 
 
-def _is_control(control, label_pos, draw):
+def _is_control(drawn, label_pos):
     """Whether the positions are words of the label words' own demonstrations, at random."""
-    drawn = []
-    for _ in range(150):
-        found = shaped(control(label_pos, draw), *label_pos.shape)
-        if found.is_floating_point():
-            raise Mistake("Positions are whole numbers.")
-        drawn.append(found)
-    places, before = torch.stack(drawn), torch.cat([0 * label_pos[:, :1], label_pos[:, :-1]], 1)
+    places = torch.stack([shaped(each, *label_pos.shape) for each in drawn])
+    if places.is_floating_point():
+        raise Mistake("Positions are whole numbers.")
+    before = torch.cat([0 * label_pos[:, :1], label_pos[:, :-1]], 1)
     if (places[..., None] == label_pos[:, None]).any():
         raise Mistake("A label word is in the control: then it cannot differ from it.")
     if (places == 0).any():
@@ -52,8 +49,6 @@ def _is_control(control, label_pos, draw):
     wanted = (torch.arange(len(share))[:, None, None] < count) / count
     if (share - wanted).abs().max() > 0.25:
         raise Mistake("Not every word of a demonstration has the same chance.")
-    refuse_other_draws(control, label_pos, draw)
-    return 1.0
 
 
 def _importance(seed):
@@ -80,7 +75,7 @@ def _prompts(seed):
     return load(name), topics.sample(24, generator(seed)), layer
 
 
-q1 = (Part("control_words", inputs=_labels, outcome=_is_control),)
+q1 = (random_control("control_words", _labels, 150, _is_control),)
 q2 = (Part("saliency", inputs=_attention),)
 q3 = (Part("flow", inputs=_importance),)
 q4 = (Part("isolated", inputs=_raw_scores),)

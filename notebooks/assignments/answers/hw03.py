@@ -8,7 +8,7 @@ from iclutils.tasks.regression import Task
 from torch import Tensor
 from torch.nn.functional import pad
 
-from checks import SINGLE, Mistake, Part, generator, normal, refuse_other_draws, shaped
+from checks import SINGLE, Mistake, Part, generator, normal, random_control, shaped
 
 
 def _pairs(seed):
@@ -44,13 +44,13 @@ def _labels(seed):
     return normal(generator(seed), 40, 5 + seed), generator(seed + 50)
 
 
-def _is_control(mispair, ys, draw):
+def _is_control(drawn, ys):
     """Whether labels change places, all of them, at random; the query's stays."""
     count, n = len(ys), ys.shape[1] - 1
 
-    def order():
+    def order(each):
         """Where each label was before, (context, place); single precision is enough."""
-        found = shaped(mispair(ys, draw), count, n + 1).double()
+        found = shaped(each, count, n + 1).double()
         away = (found[:, :, None] - ys[:, None]).abs()
         if away[:, -1, -1].max() > SINGLE:
             raise Mistake("The last label is the query's: it stays.")
@@ -59,15 +59,13 @@ def _is_control(mispair, ys, draw):
             raise Mistake("Each context keeps its own labels, each of them once.")
         return was[:, :n]
 
-    orders = [order() for _ in range(7)]
+    orders = [order(each) for each in drawn]
     if any((each == torch.arange(n)).any() for each in orders):
         raise Mistake("A label has stayed at its x.")
     if all((each == each[:1]).all() for each in orders):
         raise Mistake("All contexts have one order: draw it anew for each.")
     if any(len(each.unique()) < n - 1 for each in torch.cat(orders).T):
         raise Mistake("Some labels never come to some x: the order is not drawn at random.")
-    refuse_other_draws(mispair, ys, draw)
-    return 1.0
 
 
 def _bent(seed):
@@ -116,7 +114,7 @@ def _of_both(function, one, two, *given):
 
 q1 = (Part("weighted_ridge", inputs=_pairs),)
 q2 = (Part("least_squares", inputs=_prefixes, tolerance=0.001, look=_few_pairs),)
-q3 = (Part("mispaired", inputs=_labels, outcome=_is_control),)
+q3 = (random_control("mispaired", _labels, 7, _is_control),)
 q4 = (
     Part("implicit_weights", inputs=_bent, tolerance=1e-06),
     Part("linearity", inputs=_bent, tolerance=1e-06),

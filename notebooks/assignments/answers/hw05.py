@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from checks import Mistake, Part, generator, normal, refuse_other_draws, shaped
+from checks import Mistake, Part, generator, normal, random_control, shaped
 
 
 def _attention(seed):
@@ -54,11 +54,11 @@ def _steps(seed):
     return normal(draw, len(function), 4), function, generator(seed + 50)
 
 
-def _is_control(swap, steps, function, draw):
+def _is_control(drawn, steps, function):
     """Whether each prompt has the step of a prompt with another function."""
     orders = []
-    for _ in range(60):
-        found = shaped(swap(steps, function, draw), *steps.shape)
+    for each in drawn:
+        found = shaped(each, *steps.shape)
         away = torch.cdist(found.double(), steps)
         if away.min(1).values.max() > 1e-5:
             raise Mistake("A prompt has a step that is nobody's: steps change hands, unchanged.")
@@ -66,21 +66,19 @@ def _is_control(swap, steps, function, draw):
         if len(order.unique()) < len(order):
             raise Mistake("A step is used twice, and another one not at all.")
         orders.append(order)
-    drawn, place = torch.stack(orders), torch.arange(len(steps))
-    if (drawn == place).any():
+    whose, place = torch.stack(orders), torch.arange(len(steps))
+    if (whose == place).any():
         raise Mistake("A prompt has kept its own step.")
-    if (function[drawn] == function).any():
+    if (function[whose] == function).any():
         raise Mistake("A prompt has the step of another prompt with the same function.")
-    came_up = (drawn[:, :, None] == place).any(0)  # (prompt, partner)
+    came_up = (whose[:, :, None] == place).any(0)  # (prompt, partner)
     if came_up[function[:, None] != function].double().mean() < 0.7:
         raise Mistake("Who gets whose step is not at random: some prompts are never partners.")
-    refuse_other_draws(swap, steps, function, draw)
-    return 1.0
 
 
 q1 = (Part("part_and_change", inputs=_examples, tolerance=1e-06),)
 q2 = (Part("features", inputs=_points), Part("biased_loss", inputs=_dual, outcome=_step_taken))
-q3 = (Part("swapped", inputs=_steps, outcome=_is_control),)
+q3 = (random_control("swapped", _steps, 60, _is_control),)
 q4 = (
     Part("with_negatives", inputs=_contrast),
     Part("beta", "number", tolerance=1e-4),

@@ -9,7 +9,7 @@ from iclutils.interp.hooks import ablate_heads
 from iclutils.models import load
 from torch import Tensor
 
-from checks import Mistake, Part, generator, normal, plain, refuse_other_draws
+from checks import Mistake, Part, generator, normal, random_control
 
 
 def _logits(seed):
@@ -55,16 +55,14 @@ def _sets(seed):
     return [*heads, *((9, h) for h in range(6))], 8, generator(seed + 50)
 
 
-def _is_control(control, heads, per_layer, draw):
+def _is_control(drawn, heads, per_layer):
     """Whether the sets are heads that could have been chosen instead."""
 
-    def drawn():
-        found = plain(control(list(heads), per_layer, draw))
-        if not isinstance(found, Tensor) or found.numel() % 2:
+    seen = []
+    for each in drawn:
+        if not isinstance(each, Tensor) or each.numel() % 2:
             raise Mistake("`other_heads` returns a list of pairs (layer, head).")
-        return [(int(layer), int(head)) for layer, head in found.reshape(-1, 2)]
-
-    seen = [drawn() for _ in range(150)]
+        seen.append([(int(layer), int(head)) for layer, head in each.reshape(-1, 2)])
     for found in seen:
         if any(not 0 <= head < per_layer for _, head in found):
             raise Mistake(f"There is no such head: a layer has the heads 0 to {per_layer - 1}.")
@@ -83,8 +81,6 @@ def _is_control(control, heads, per_layer, draw):
     free = {(la, h) for la in layers for h in range(per_layer)} - {*heads}
     if {head for found in seen for head in found} != free:
         raise Mistake("Some heads never come up: draw from all that are free.")
-    refuse_other_draws(control, list(heads), per_layer, draw)
-    return 1.0
 
 
 def _all_edges(function, nodes, clean, corrupt):
@@ -123,7 +119,7 @@ q3 = (
 )
 q4 = (Part("patched", inputs=_network, tolerance=1e-06, outcome=_all_edges),)
 q5 = (Part("cka", inputs=_samples, tolerance=1e-06),)
-q6 = (Part("other_heads", inputs=_sets, outcome=_is_control),)
+q6 = (random_control("other_heads", _sets, 150, _is_control),)
 q7 = (
     Part("synergy", inputs=_groups, tolerance=1e-06),
     Part("stand_in", "number", tolerance=1e-3),

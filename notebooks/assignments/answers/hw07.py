@@ -8,7 +8,7 @@ from iclutils.models import cached, get_act_name, load
 from iclutils.tasks import topics
 from torch.nn.functional import one_hot
 
-from checks import Mistake, Part, generator, normal, refuse_other_draws, shaped
+from checks import Mistake, Part, generator, normal, random_control, shaped
 
 
 def _scores(seed):
@@ -60,9 +60,9 @@ def _vectors(seed):
     return normal(generator(seed), d) + 0.5, 1000, generator(seed + 50)
 
 
-def _is_control(others, vector, count, draw):
+def _is_control(drawn, vector, count):
     """Whether the vectors are as long, at a right angle, and otherwise anywhere."""
-    found = shaped(others(vector, count, draw), count, len(vector)).double()
+    found = shaped(drawn[0], count, len(vector)).double()
     unit = vector / vector.norm()
     if (found.norm(dim=1) / vector.norm() - 1).abs().max() > 1e-4:
         raise Mistake("The vectors are not as long as the task vector.")
@@ -73,8 +73,6 @@ def _is_control(others, vector, count, draw):
     wanted = (torch.eye(len(vector)).double() - unit[:, None] * unit) / free
     if found.mean(0).norm() > 0.2 * vector.norm() or (spread - wanted).abs().max() > 0.12:
         raise Mistake("Not all directions that are left have the same chance.")
-    refuse_other_draws(others, vector, count, draw)
-    return 1.0
 
 
 def _curve(seed):
@@ -148,7 +146,7 @@ q5 = (
         ),
     ),
 )
-q6 = (Part("other_vectors", inputs=_vectors, outcome=_is_control),)
+q6 = (random_control("other_vectors", _vectors, 1, _is_control),)
 
 # Students get what stands above this line, and nothing below it.
 
