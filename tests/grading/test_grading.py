@@ -707,6 +707,47 @@ def test_what_a_spreadsheet_saved_is_read(graded, enter, text, encoding):
     assert rows(graded("class", Åsa=FULL))["Åsa"]["total"] == "11"
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [("by_hand.csv", lambda text: text.replace("points", "Points"), "no column points"),
+     ("by_hand.csv", lambda text: "Homework 5\n" + text, "no column points, question, student"),
+     ("by_hand.xlsx", same, "Save it as CSV")],
+)  # fmt: skip
+def test_what_a_person_entered_is_never_passed_over(graded, enter, book, file, text, message):
+    graded("class", ada=FULL)
+    path = enter(text, ada="3")
+    path.rename(path.with_name(file))
+    for again in (lambda: graded("class", ada=FULL), book):
+        with pytest.raises(IclError, match=message):
+            again()
+
+
+def test_numbers_of_students_as_a_spreadsheet_saves_them(graded, enter, book):
+    """Noughts before a number go; of a long one digits go, and then nobody has that name."""
+    graded("class", **{"00123": FULL, "00456": FULL})
+    enter(lambda text: text.replace("00123", "123"), **{"00123": "3"})
+    assert book() == [{"student": "00123", "hw05": "11"}, {"student": "00456", "hw05": "8"}]
+    enter(lambda text: text.replace("123", "1.23E+02"), **{"123": "3"})
+    with pytest.raises(IclError, match=r"Nobody handed in as 1\.23E\+02"):
+        book()
+    assert [row["hw05"] for row in book("ID\n00123\n456\n1.23E+02\n")] == ["8", "8", "3"]
+
+
+def test_a_table_that_a_spreadsheet_saved_is_read(graded, book):
+    table = graded("class", ada=result(q1=2.5, q2=4.0))
+    text = (
+        table.read_text("utf-8-sig").replace(",", ";").replace("2.5", "2,5").replace("6.5", "6,5")
+    )
+    table.write_bytes(text.encode("cp1252"))
+    assert book() == [{"student": "ada", "hw05": "6.5"}]
+
+
+def test_names_that_differ_in_marks_alone_are_two_students(graded, book):
+    names = ["रीना", "राना", "🙂", "🚀"]
+    graded("class", **dict.fromkeys(names, FULL))
+    assert {row["student"] for row in book()} == {*names}
+
+
 def test_a_name_has_one_line_however_its_accents_are_written(graded, enter, book):
     """As files of a Mac have them."""
     apart = unicodedata.normalize("NFD", "Åsa Müller")
@@ -771,6 +812,7 @@ def test_several_homeworks_join_into_one_gradebook(graded, book, table_of):
     assert [list(row.values()) for row in book(ragged)] == [
         ["Ada Lovelace", "17", "more", "5", "8"], ["Bob Moore", "", "", "", ""]
     ]  # fmt: skip
+    assert [row["hw05"] for row in book("Student\nAda Lovelace,1,2\nBob,3,4\n")] == ["8", ""]
     split = "First name;Last name\nAda;Lovelace\nBob;Moore\n".encode("utf-16")
     assert [row["hw05"] for row in book(split)] == ["8", ""]
     with pytest.raises(IclError, match="does not name ada_lovelace"):

@@ -75,8 +75,13 @@ def write(place: Path, submissions: Path, made: Assignment, grades: list[Row]) -
 def entered(place: Path, points: dict[str, float]) -> Entries:
     """Return what persons entered; refuse points that cannot be, with row and student."""
     entries: Entries = {}
-    for path in sorted(place.glob("by_hand*.csv")):
-        for number, row in enumerate(read(path), 2):
+    for path in sorted(place.glob("by_hand*")):
+        if path.suffix in (".xlsx", ".xls", ".ods", ".numbers"):
+            raise IclError(f"{path} is not read. Save it as CSV, and move it to another folder.")
+        rows = read(path) if path.suffix == ".csv" else []
+        if rows and (lost := {*COLUMNS[:3]} - rows[0].keys()):
+            raise IclError(f"{path} has no column {', '.join(sorted(lost))} in its first line.")
+        for number, row in enumerate(rows, 2):
             row = dict.fromkeys(COLUMNS, "") | row
             key, text = (words(row["student"]), row["question"]), row["points"].replace(",", ".")
             who = f"{path}, row {number}, {row['student']}: {row['points']!r}"
@@ -109,11 +114,13 @@ def gradebook(grades: Path, roster: Path | None = None) -> Path:
     Canvas), its lines and columns come first, so that the system imports the file again. The column
     that knows most of the students names them, or two, such as first and last name.
     """
-    totals, spelling = dict[str, Any](), dict[str, str]()
+    totals, spelling, named = dict[str, Any](), dict[str, str](), set[str]()
     for place in sorted(path.parent for path in grades.glob("hw*/points.json")):
         points = read_json(place / "points.json")
         rows = pd.DataFrame(read(place / "table.csv"))
-        rows = rows[rows["total"] != ""].assign(who=rows["student"].map(words))
+        rows = rows.assign(who=rows["student"].map(words))
+        named |= {*rows["who"]}
+        rows = rows[rows["total"] != ""].replace(r"^(\d+),(\d+)$", r"\1.\2", regex=True)
         rows = rows.sort_values("total", key=pd.to_numeric, kind="stable")
         scores = rows.drop_duplicates("who", keep="last").set_index("who")[[*points]].copy()
         spelling = dict(zip(rows["who"], rows["student"], strict=True)) | spelling
@@ -128,7 +135,7 @@ def gradebook(grades: Path, roster: Path | None = None) -> Path:
     book = pd.DataFrame(totals).fillna("").sort_index()
     if roster:
         table = table_of(roster)
-        columns = [table[name] + " " for name in table]
+        columns = [column + " " for _, column in table.items()]
         keys = [(one + other).map(words) for one in columns for other in ("", *columns)]
         whose = max(keys, key=lambda key: key.isin(book.index).sum())
         if lost := sorted(spelling[who] for who in {*book.index} - {*whose}):
@@ -139,15 +146,20 @@ def gradebook(grades: Path, roster: Path | None = None) -> Path:
         table = table.drop(columns=[name for name in book if name in table])
         book = table.join(book.reindex(whose).fillna("").reset_index(drop=True))
     else:
+        if lost := sorted(spelling[who] for who in {*book.index} - named):
+            raise IclError(f"Nobody handed in as {', '.join(lost)}, who has points in by_hand.csv. "
+                           "Mend the name there, or name a ROSTER that has it.")  # fmt: skip
         book = book.rename(index=spelling).rename_axis("student").reset_index()
     save(grades / "gradebook.csv", book.to_csv(index=False))
     return grades / "gradebook.csv"
 
 
 def words(name: str) -> str:
-    """Return a name as its words, so that "Ada Lovelace" is ada_lovelace, whichever its accents."""
-    composed = unicodedata.normalize("NFC", name)
-    return " ".join(re.findall(r"\w+", composed.casefold().replace("_", " ")))
+    """Return a name as its words, so that "Ada Lovelace" is ada_lovelace, whichever its accents,
+    and 007 is 7, which spreadsheets make of it. Vowels of many scripts are marks, not letters."""
+    composed = unicodedata.normalize("NFC", name).casefold()
+    letters = "".join(x if unicodedata.category(x)[0] in "LMN" else " " for x in composed)
+    return re.sub(r"\b0+(?=\d+\b)", "", " ".join(letters.split())) or name
 
 
 def read(path: Path) -> list[Row]:
