@@ -1,5 +1,6 @@
 """Coursework as an instructor uses it: derived by otter, graded in bounds, into a table."""
 
+import io
 import json
 import os
 import re
@@ -245,6 +246,20 @@ def test_a_master_that_fails_its_own_tests_is_refused(tmp_path, monkeypatch):
     assert not list((tmp_path / "build" / "assignments").iterdir())
 
 
+def zipped(**files):
+    with ZipFile(whole := io.BytesIO(), "w") as packed:
+        for name, data in files.items():
+            packed.writestr(name.replace("_", "."), data)
+    return whole.getvalue()
+
+
+def test_a_notebook_in_a_zip_in_a_zip_is_read(tmp_path):
+    text = b'{"cells": [{"cell_type": "code", "source": ["x =", " 1"]}]}'
+    whole = zipped(a_zip=zipped(a_ipynb=text, a_txt=b"read me"))
+    (tmp_path / "a.ZIP").write_bytes(whole)
+    assert submissions._read(tmp_path / "a.ZIP", "hw05") == [{"source": "x = 1", "code": True}]
+
+
 @pytest.mark.parametrize(
     ("name", "data", "status", "message"),
     [("a.ipynb", b"", "broken", "it begins with ''. Ask for"),
@@ -252,7 +267,10 @@ def test_a_master_that_fails_its_own_tests_is_refused(tmp_path, monkeypatch):
      ("a.pdf", b"%PDF-1.7", "not a notebook", "Ask for"),
      ("a.ipynb", b"\xff\xfe\x00", "broken", "It is no notebook"),
      ("a.ipynb", b'{"cells": [{"cell', "broken", "breaks off"),
-     ("a.ipynb", b'{"cells": [3]}', "broken", "It is no notebook")],
+     ("a.ipynb", b'{"cells": [3]}', "broken", "It is no notebook"),
+     ("a.zip", b"PK\x03\x04 cut", "broken", "begins with 'PK"),
+     ("a.zip", zipped(a_ipynb=b"{}", b_ipynb=b"{}"), "broken", "Ask for"),
+     ("a.zip", zipped(a_zip=zipped(a_pdf=b"%PDF")), "broken", "Ask for")],
 )  # fmt: skip
 def test_what_is_no_notebook_is_told_why_and_what_helps(tmp_path, name, data, status, message):
     (tmp_path / name).write_bytes(data)
@@ -897,11 +915,29 @@ def _import_first(cells):
     cell(cells, PARTS)["cell_type"] = "markdown"
 
 
+def _restless(cells):
+    """One answer takes what is there when it is checked, another what comes last."""
+    for begins, old, new in (
+        ("def swapped", "return ", "return OFF + "),
+        (PARTS, "math.", "late."),
+    ):
+        found = cell(cells, begins)
+        found["source"] = "OFF = 0\n" + "".join(found["source"]).replace(old, new)
+    source = "OFF = 3\nimport math as late"
+    cells.append({"cell_type": "code", "metadata": {}, "source": source, "outputs": []})
+
+
 CLASS = {
     "as text after imports that fail": (_import_first, ("4", "4", "4")),
     "ends its process": (WRONG["ends its process"][0], ("0", "4", "4")),
     "under a name": (put("student =", "student = 'Alan  Turing'"), ("4", "4", "4")),
-}
+    "names that change, and come late": (_restless, ("4", "4", "4")),
+    "says that its control is one": (
+        put("def swapped", "(part,) = checks.carried['hw05']['q3']\n"
+            "vars(part).update(outcome=lambda *given: 1.0, verdict=print)\n"
+            "def swapped(*given):\n    return given[0]"),
+        ("4", "4", "0")),
+}  # fmt: skip
 
 
 def test_a_small_class(hw05, build, tmp_path, where):

@@ -8,6 +8,7 @@ stays until the submission, the homework or the bounds change.
 
 import ast
 import hashlib
+import io
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any
+from zipfile import ZipFile
 
 import checks
 from filelock import FileLock
@@ -31,6 +33,8 @@ from .confine import PATIENCE, UNCONFINED, Limits
 SAVE = "Ask for the .ipynb file, saved in Jupyter."
 JUDGING = Lock()  # what is right for one student is worked out by one thread
 RUNS = 10  # of one submission, each without a step that ended the last
+HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/|__pycache__/)")  # what systems add
+LARGEST = 2**28  # bytes of a notebook in a zip
 INSTALLATION = re.compile(r"^([ \t]*)[!%].*\binstall\b.*$", re.MULTILINE)
 COMMAND = re.compile(r"^([ \t]*)([\w, ]+=\s*)?[!%].*$", re.MULTILINE)  # of IPython
 FENCE = re.compile(r"^```\w*\s*$", re.MULTILINE)
@@ -62,10 +66,9 @@ def grade(
     """Grade every file under ``submissions``, a notebook for each student, ``jobs`` at a time;
     return the table of all that was graded of the homework, in ``build/grades``. What has no result
     yet, or failed, is graded."""
-    hidden = re.compile(r"(^|/)(\.|__)")  # what systems add
     files = [path for path in sorted(submissions.rglob("*"))
              if (path.is_file() or path.is_symlink())
-             and not hidden.search(path.relative_to(submissions).as_posix())]  # fmt: skip
+             and not HIDDEN.search(path.relative_to(submissions).as_posix())]  # fmt: skip
     if not files:
         raise IclError(f"{submissions} holds no file. Name the folder with the submissions.")
     (made,) = assignments.make(build, homework)
@@ -105,23 +108,35 @@ def grade(
 
 def _read(path: Path, homework: str) -> list[dict[str, Any]]:
     """Return the cells of a notebook of a homework, the source of each as one text."""
-    if path.is_symlink() or path.suffix.lower() != ".ipynb":
+    if path.is_symlink() or path.suffix.lower() not in (".ipynb", ".zip"):
         raise Refused("not a notebook", f"Only .ipynb is graded, and no link to it. {SAVE}")
     data = path.read_bytes()
     try:
-        text = json.dumps(json.loads(data.decode("utf-8-sig")), ensure_ascii=False)
+        text = json.dumps(json.loads(_unpacked(data).decode("utf-8-sig")), ensure_ascii=False)
         # Half a character, which nothing can write, is now a "?".
         notebook = json.loads(text.encode("utf-8", "replace"))
         about = notebook.get("metadata", {}).get("otter", {}).get("assignment_name") or homework
         cells = [{"source": "".join(each["source"]), "code": each["cell_type"] == "code"}
                  for each in notebook["cells"]]  # fmt: skip
-    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+    except Exception:  # whatever a file may hold
         begins = data[:30].decode("utf-8", "replace")
         why = f"It is no notebook, or breaks off; it begins with {begins!r}. {SAVE}"
         raise Refused("broken", why) from None
     if about != homework:
         raise Refused("another homework", f"it is {about}")
     return cells
+
+
+def _unpacked(data: bytes) -> bytes:
+    """Return a notebook; of a zip, also of one in a zip, the only notebook in it."""
+    if not data.startswith(b"PK\3\4"):
+        return data
+    with ZipFile(io.BytesIO(data)) as packed:
+        (inner,) = (each for each in packed.infolist() if not HIDDEN.search(each.filename)
+                    and each.filename.lower().endswith((".ipynb", ".zip")))  # fmt: skip
+        if inner.file_size > LARGEST:
+            raise ValueError("too large")
+        return _unpacked(packed.read(inner))
 
 
 def _grade(path: Path, job: Job) -> dict[str, Any]:
@@ -147,10 +162,11 @@ def _judge_notebook(cells: list[dict[str, Any]], job: Job) -> dict[str, Any]:
     carried = next("".join(each["source"]) for each in student if each["id"] == "checks")
     facts, status = _run({"cells": code, "checks": carried}, job)
     answers, errors, signed = dict[str, dict[str, Any]](), dict[str, str](), ""
+    steps = {"", *code, *job.made.points}
     for fact in facts:
         step, values = str(fact.get("step"))[:99], fact.get("values")
         signed = str(fact.get("signed", signed))[:200]
-        if "error" in fact:
+        if "error" in fact and step in steps:
             errors[step] = str(fact["error"])[:300]
         elif isinstance(values, dict):
             answers.setdefault(step, {}).update(values)
@@ -162,7 +178,7 @@ def _judge_notebook(cells: list[dict[str, Any]], job: Job) -> dict[str, Any]:
             notes[name] = "; ".join(filter(None, [error or mistake, notes.get(name)]))
     if not scores or any(scores[name] < job.made.points[name] for name in scores):
         said = "; ".join(f"{step}: {text}" if step else text for step, text in errors.items())
-        notes = {"": said} | notes if said else notes
+        notes = {"": said[:2000]} | notes if said else notes
     return {"status": status, "scores": scores, "notes": notes, "written": written,
             "signed": signed}  # fmt: skip
 

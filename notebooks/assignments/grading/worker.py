@@ -4,12 +4,17 @@ This is the submission's own process, in a sandbox (``confine``): whatever it ho
 read and change. Its input is a plan: the cells, the public half of the homework and the bounds. A
 step is a cell, or the answers to one question. Its output is a line of JSON when a step begins, and
 one with what a cell raised, or with the numbers of a question, which are compared elsewhere.
+
+A question is asked where the notebook checks it, as the student saw it: later cells may give the
+names of its helpers to others. It is asked again at the end if it raised an error, for example
+because an import came later, or if its answers are other ones by then.
 """
 
 import importlib
 import itertools
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -22,6 +27,7 @@ FILE = 32 * 2**20  # bytes of one file, also of what a step prints
 PATIENCE = 5  # seconds on the clock for each of the processor's
 GRACE = 5  # seconds that a step has to end itself when its time is up
 TOO_LONG = 124  # the status of a process that was ended for it, as of ``timeout``
+CHECK = re.compile(r"\bcheck\(\s*['\"]\w+\.(\w+)")  # of a question, in a cell
 FIRST = os.getpid()
 
 
@@ -50,25 +56,45 @@ def main() -> None:
         os.dup2(null, stream)
 
     def tell(**facts: Any) -> None:
-        os.write(output, json.dumps(facts, default=checks.Tensor.tolist).encode() + b"\n")
+        os.write(output, json.dumps(facts).encode() + b"\n")
 
     answers = {part.name for parts in asked.values() for part in parts}
-    for step in [step for step in [*plan["cells"], *asked] if step not in plan["skip"]]:
+    held: dict[str, list[Any]] = {name: [] for name in asked}  # what was asked
+
+    def take(step: str) -> None:
+        if step in plan["skip"]:
+            return
         tell(begun=step)
         screen = tempfile.TemporaryFile("w", errors="replace")  # noqa: SIM115 - it has no name
         sys.stdout = sys.stderr = screen
         try:
             start_clock(plan["step"])
-            for seed in (*checks.PUBLIC, *checks.HIDDEN) if step in asked else ():
-                values = [_value(p, shell.user_ns, seed, checks) for p in asked[step]]
+            if step in plan["cells"]:
+                if error := _run(shell, plan["cells"][step], answers):
+                    tell(step=step, error=error)
+                return
+            held[step] = [shell.user_ns.get(part.name) for part in asked[step]]
+            pairs = [*zip(asked[step], held[step], strict=True)]
+            for seed in (*checks.PUBLIC, *checks.HIDDEN):
+                values = [_value(*each, seed, checks) for each in pairs]
                 tell(step=step, values={seed: values})
-            if error := step in plan["cells"] and _run(shell, plan["cells"][step], answers):
-                tell(step=step, error=error)
+                if any("mistake" in value for value in values):
+                    held[step] = []
         except Overtime:
             tell(step=step, error=f"it ran longer than {plan['step']:g} s")
         finally:
+            start_clock(0)
             if os.getpid() != FIRST:  # the step has forked this process
                 os._exit(1)
+
+    for cell, text in plan["cells"].items():
+        take(cell)
+        for question in filter(asked.__contains__, dict.fromkeys(CHECK.findall(text))):
+            take(question)
+    for question, parts in asked.items():
+        now = [shell.user_ns.get(part.name) for part in parts]
+        if [*map(id, now)] != [*map(id, held[question])]:
+            take(question)
     with suppress(Exception):  # the notebook may have loaded its checks once more
         tell(signed=str(sys.modules["checks"].signed[0])[:200])
     tell(done=True)
@@ -125,12 +151,16 @@ def _run(shell: Any, cell: str, answers: set[str]) -> str:
     return _said(error) if error else ""
 
 
-def _value(part: Any, names: dict[str, Any], seed: int, checks: Any) -> dict[str, Any]:
+def _value(part: Any, answer: Any, seed: int, checks: Any) -> dict[str, Any]:
     """Return what one answer gives, as nothing but numbers, or the mistake that it is."""
+
+    def listed(value: Any) -> Any:
+        if isinstance(value, checks.Tensor) and not value.is_complex():
+            return value.tolist()
+        raise checks.Mistake(f"Expected a number or a tensor; got a {type(value).__name__}.")
+
     try:
-        value = part.ask(names.get(part.name), seed)
-        json.dumps(value, default=checks.Tensor.tolist)
-        return {"value": value}
+        return {"value": json.loads(json.dumps(part.ask(answer, seed), default=listed))}
     except checks.Mistake as mistake:
         return {"mistake": str(mistake)}
     except (Exception, SystemExit) as error:
