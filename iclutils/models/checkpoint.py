@@ -163,18 +163,18 @@ def tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase | None:
     try:
         reader = kind.from_pretrained(folder, local_files_only=True)
         reader(UNKNOWN)  # a vocabulary may have no token for what it lacks
-        agrees = _agrees(folder, reader)
+        wrong = _contradiction(folder, reader)
     except Exception as error:  # of the libraries of all kinds of tokenizers
         raise IclError(
             f"The tokenizer of {name!r} cannot be read ({first_line(error)}). Copy its files "
             "again, or take them away to load the model without one."
         ) from error
-    if not agrees:
+    if wrong:
         raise IclError(
             f"Of the tokenizer files of {name!r} transformers makes another tokenizer than they "
-            "describe, so that texts would be other tokens. Write tokenizer.json anew with a "
-            "version that reads them right, such as transformers 4: "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(...)."
+            f"describe ({wrong}), so that texts would be other tokens. Take away a file that is "
+            "out of date, or write tokenizer.json anew with a version that reads them right, such "
+            "as transformers 4: AutoTokenizer.from_pretrained(...).save_pretrained(...)."
         )
     merges: Any = getattr(getattr(reader, "backend_tokenizer", None), "model", None)
     if getattr(merges, "dropout", None):
@@ -182,24 +182,52 @@ def tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase | None:
     return reader
 
 
-def _agrees(folder: Path, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the words that settings add have the ids that they name; without a tokenizer.json,
-    whether its class is the one named, and a sample is split as by the sentencepiece beside it."""
-    path, trained = folder / "tokenizer_config.json", folder / "tokenizer.model"
-    settings = read_json(path) if path.is_file() else {}
-    added = settings.get("added_tokens_decoder", {}).items()
-    words = [(word["content"], int(token)) for token, word in added if not word.get("special")]
-    if any(tokenizer.convert_tokens_to_ids(word) != token for word, token in words):
-        return False
-    if (folder / "tokenizer.json").is_file():
-        return True
+def _contradiction(folder: Path, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return where a tokenizer is not what its files describe, or nothing.
+
+    BOS is that of the settings, and words that files add have the ids that they name. Without a
+    tokenizer.json the class is the one named, and a sample is split as by the sentencepiece beside.
+    """
+    files = "tokenizer_config.json", "added_tokens.json", "tokenizer.json", "tokenizer.model"
+    paths = [folder / file for file in files]
+    settings, older, whole = (read_json(x) if x.is_file() else {} for x in paths[:3])
+    bos = settings.get("bos_token")
+    bos = bos["content"] if isinstance(bos, dict) else bos
+    if bos and bos != tokenizer.bos_token:
+        return f"BOS is {bos!r} in {files[0]}, and becomes {tokenizer.bos_token!r}"
+    added = [(t, int(i)) for i, t in settings.get("added_tokens_decoder", {}).items()]
+    words = [(t["content"], i) for t, i in added if t["content"] == bos or not t.get("special")]
+    words += older.items()
+    for word, token in words:
+        if (own := tokenizer.convert_tokens_to_ids(word)) != token:
+            return f"{word!r} is token {token} in {files[word in older]}, and becomes {own}"
+    if whole:
+        return _change(whole, tokenizer, {word for word, _ in words})
     named = getattr(transformers, settings.get("tokenizer_class") or "", object)
-    if not isinstance(tokenizer, named) or not trained.is_file():
-        return isinstance(tokenizer, named)
+    if not isinstance(tokenizer, named):
+        return f"{files[0]} names a {named.__name__}, and it becomes a {type(tokenizer).__name__}"
+    if not paths[3].is_file():
+        return ""
     from sentencepiece import SentencePieceProcessor
 
-    pieces = SentencePieceProcessor(model_file=str(trained)).encode(SAMPLE)
-    return bool(tokenizer(SAMPLE, add_special_tokens=False)["input_ids"] == pieces)
+    pieces = SentencePieceProcessor(model_file=str(paths[3])).encode(SAMPLE)
+    same = tokenizer(SAMPLE, add_special_tokens=False)["input_ids"] == pieces
+    return "" if same else f"{files[3]} splits a sample otherwise"
+
+
+def _change(whole: dict[str, Any], tokenizer: PreTrainedTokenizerBase, words: set[str]) -> str:
+    """Return what settings change of a tokenizer.json, or nothing: its BOS is its own, or one of
+    ``words``, and the words that it adds, other than special ones, are read as it has them."""
+    added = {token["content"]: token for token in whole.get("added_tokens", [])}
+    vocabulary = whole["model"].get("vocab", ())  # words, or pairs of a word and its score
+    known = words.union(added, (x if isinstance(x, str) else x[0] for x in vocabulary))
+    if tokenizer.bos_token and tokenizer.bos_token not in known:
+        return f"BOS is {tokenizer.bos_token!r}, which tokenizer.json does not have"
+    for i, token in tokenizer.added_tokens_decoder.items():
+        stored = added.get(token.content, {}).items()
+        if not token.special and any(getattr(token, what, i) != value for what, value in stored):
+            return f"{token.content!r} is not read as it stands in tokenizer.json"
+    return ""
 
 
 def start_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -110,7 +110,7 @@ def test_a_tokenizer_of_sentencepiece_splits_as_sentencepiece_or_is_refused(
     save_grouped(tmp_path, network, vocab_size=len(trained), bos_token_id=1)
     named = {"tokenizer_class": "LlamaTokenizer"} if settings is None else settings
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
-    with pytest.raises(IclError, match=r"makes another tokenizer than they describe.* Write"):
+    with pytest.raises(IclError, match=r"makes another tokenizer than they describe .* Take"):
         models.load(tmp_path)
     if settings == {}:
         (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
@@ -142,6 +142,41 @@ def test_a_word_that_settings_add_has_the_id_that_they_name_or_is_refused(token,
     else:
         ids = models.encode(models.words(models.load(tmp_path)), ["a film"])["input_ids"][0]
         assert ids[-1] == len(reader)
+
+
+ROLES = {"bos_token": "<s>", "eos_token": "</s>"}
+FILM = {"502": {"content": "film", "special": False, "lstrip": True}}
+
+
+# transformers adds the words of files beside tokenizer.json at its end, or changes those it has.
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("added_tokens.json", {"great": 200}, r"'great' is token 200 in added_.*, and becomes 503"),
+        ("added_tokens.json", {"</s>": 5}, "'</s>' is token 5 in added_tokens.json"),
+        ("added_tokens.json", {"great": 503}, ""),
+        ("added_tokens.json", {"</s>": 501, "film": 502}, ""),
+        ("special_tokens_map.json", {"bos_token": "</s>"}, "BOS is '<s>' in tokenizer_config.json"),
+        ("tokenizer_config.json", {"bos_token": "[BOS]"}, r"BOS is '\[BOS\]', which tokenizer"),
+        ("tokenizer_config.json", ROLES | {"pad_token": "[PAD]"}, ""),
+        ("tokenizer_config.json", {"added_tokens_decoder": FILM}, "'film' is not read as it"),
+    ],
+)
+def test_an_old_file_beside_a_tokenizer_json_agrees_with_it_or_is_refused(
+    file, content, said, tmp_path
+):
+    reader = byte_level()
+    reader.backend_tokenizer.add_tokens(["film"])
+    save_reader(tmp_path, reader, vocab=len(reader) + 8)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(ROLES))
+    (tmp_path / file).write_text(json.dumps(content))
+    if said:
+        with pytest.raises(IclError, match=rf"another tokenizer than they describe \({said}"):
+            models.load(tmp_path)
+    else:
+        model = models.load(tmp_path)
+        assert models.bos(model) == 500
+        assert models.words(model)("a film")["input_ids"][-1] == 502
 
 
 def whole_word_folder(folder, known, **model):
