@@ -778,6 +778,15 @@ def test_a_name_has_one_line_however_its_accents_are_written(graded, enter, book
     assert row["hw05"] == "12"
 
 
+def test_sections_in_folders_are_not_taken_for_students(graded, tmp_path):
+    for i in range(6):
+        path = tmp_path / "class" / "monday" / f"{i}.ipynb"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    with pytest.raises(IclError, match=r"6 notebooks of one student, monday.*=.*monday"):
+        graded("class", **{str(i): FULL for i in range(6)})
+
+
 def test_names_that_no_text_can_hold_stop_no_class(graded, book, tmp_path):
     folder = tmp_path / "class"
     folder.mkdir()
@@ -800,11 +809,14 @@ def test_half_a_character_stops_no_class(graded, tmp_path):
 
 def test_one_submission_with_which_grading_fails_stops_no_class(hw05, tmp_path, monkeypatch):
     (tmp_path / "link.ipynb").symlink_to("/nowhere")
+    closed, read = tmp_path / "closed.ipynb", Path.read_bytes
+    closed.touch()
+    monkeypatch.setattr(Path, "read_bytes", lambda p: read(p / "x" if p == closed else p))
     (tmp_path / "ada.ipynb").write_text('{"cells": []}')
     monkeypatch.setattr(submissions, "_judge_notebook", None)
     monkeypatch.setattr(assignments, "make", lambda *given: [hw05])
     found = rows(submissions.grade(tmp_path / "build", tmp_path, "hw05", unconfined=True))
-    assert found["ada"]["status"] == "crashed"
+    assert found["ada"]["status"] == found["closed"]["status"] == "crashed"
     assert found["link"]["status"] == "not a notebook"
 
 
@@ -862,7 +874,7 @@ def test_names_of_moodle_and_canvas_are_those_of_their_rosters(handed_in, whose)
 
 
 def test_a_table_holds_no_formula(graded):
-    evil = result("broken", notes={"": "-1\nb"})
+    evil = result("broken", notes={"": "-1\n\x1b\0b"})
     row = rows(graded("class", **{"=HYPERLINK(1)": evil}))["'=HYPERLINK(1)"]
     assert (row["message"], row["q1"]) == ("'-1 b", "")
 

@@ -94,24 +94,15 @@ class Part:
         """Return the outcome for a seed. Random numbers begin with it; the notebook's go on."""
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(seed)
-            inputs = self.given(seed)
+            inputs = self.inputs(seed)
             value = None if inputs is None else plain(self.outcome(answer, *inputs))
         return value.detach().cpu() if isinstance(value, Tensor) else value
-
-    def given(self, seed: int) -> tuple[Any, ...] | None:
-        """Return the inputs, which are the same whatever kind of numbers a notebook has chosen."""
-        usual = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float32)
-        try:
-            return self.inputs(seed)
-        finally:
-            torch.set_default_dtype(usual)
 
     def judge(self, value: Any, seed: int, student: str = "") -> None:
         """Return if the value is right, or if nothing is expected; else raise ``Mistake``."""
         if self.verdict:
             *drawn, one, other = plain(value)
-            self.verdict(drawn, *(self.given(seed) or ())[:-1])
+            self.verdict(drawn, *(self.inputs(seed) or ())[:-1])
             if not torch.equal(one, other):
                 raise Mistake("Take random numbers from `generator`, and from nothing else.")
             return

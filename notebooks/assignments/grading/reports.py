@@ -182,8 +182,10 @@ def table_of(path: Path) -> pd.DataFrame:
 
 
 def plain(text: str) -> str:
-    """Return text in one line that can be written, and that no spreadsheet takes for a formula."""
-    text = " ".join(text.encode("utf-8", "replace").decode().split())
+    """Return text in one line that can be written, that moves no terminal's cursor, and that no
+    spreadsheet takes for a formula."""
+    text = re.sub(r"[\0-\x1f\x7f-\x9f]", " ", text.encode("utf-8", "replace").decode())
+    text = " ".join(text.split())
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 

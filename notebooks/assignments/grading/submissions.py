@@ -13,7 +13,9 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event, Lock
@@ -32,6 +34,8 @@ from .confine import PATIENCE, UNCONFINED, Limits
 
 SAVE = "Ask for the .ipynb file, saved in Jupyter."
 JUDGING = Lock()  # what is right for one student is worked out by one thread
+SUFFIXES = (".ipynb", ".zip")
+ATTEMPTS = 5  # of one student, at most
 RUNS = 10  # of one submission, each without a step that ended the last
 HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/|__pycache__/)")  # what systems add
 LARGEST = 2**28  # bytes of a notebook in a zip
@@ -71,6 +75,15 @@ def grade(
              and not HIDDEN.search(path.relative_to(submissions).as_posix())]  # fmt: skip
     if not files:
         raise IclError(f"{submissions} holds no file. Name the folder with the submissions.")
+    names = {path: os.fsencode(path.relative_to(submissions)).decode("utf-8", "backslashreplace")
+             for path in files}  # fmt: skip
+    notebooks = (name for path, name in names.items() if path.suffix.lower() in SUFFIXES)
+    for student, count in Counter(map(reports.student, notebooks)).items():
+        if count > ATTEMPTS:
+            raise IclError(
+                f"{submissions} has {count} notebooks of one student, {student}. If "
+                f"it is a section, grade it alone: SUBMISSIONS={submissions / student}"
+            )
     (made,) = assignments.make(build, homework)
     place = build / "grades" / made.name
     place.mkdir(parents=True, exist_ok=True)
@@ -79,7 +92,9 @@ def grade(
         stores = dict[Path, Path]()
         for path in files:  # of what, and how it is graded
             about = f"{path.suffix} {made.digest} {limits} {unconfined}".encode("utf-8", "replace")
-            key = hashlib.sha256(about + (b"" if path.is_symlink() else path.read_bytes()))
+            key = hashlib.sha256(about)
+            with suppress(OSError):  # what may not be read is told as a crash
+                key.update(b"" if path.is_symlink() else path.read_bytes())
             stores[path] = place / ".graded" / f"{key.hexdigest()}.json"
         done = {path: read_json(store) for path, store in stores.items() if store.is_file()}
         done = {path: grade for path, grade in done.items() if grade["status"] != "crashed"}
@@ -100,15 +115,13 @@ def grade(
                 except BaseException:
                     job.interrupted.set()
                     raise
-        for path in files:
-            name = os.fsencode(path.relative_to(submissions))  # not all of them are UTF-8
-            done[path]["name"] = name.decode("utf-8", "backslashreplace")
-        return reports.write(place, submissions, made, [done[path] for path in files])
+        grades = [done[path] | {"name": names[path]} for path in files]
+        return reports.write(place, submissions, made, grades)
 
 
 def _read(path: Path, homework: str) -> list[dict[str, Any]]:
     """Return the cells of a notebook of a homework, the source of each as one text."""
-    if path.is_symlink() or path.suffix.lower() not in (".ipynb", ".zip"):
+    if path.is_symlink() or path.suffix.lower() not in SUFFIXES:
         raise Refused("not a notebook", f"Only .ipynb is graded, and no link to it. {SAVE}")
     data = path.read_bytes()
     try:
@@ -133,7 +146,7 @@ def _unpacked(data: bytes) -> bytes:
         return data
     with ZipFile(io.BytesIO(data)) as packed:
         (inner,) = (each for each in packed.infolist() if not HIDDEN.search(each.filename)
-                    and each.filename.lower().endswith((".ipynb", ".zip")))  # fmt: skip
+                    and each.filename.lower().endswith(SUFFIXES))  # fmt: skip
         if inner.file_size > LARGEST:
             raise ValueError("too large")
         return _unpacked(packed.read(inner))
