@@ -191,7 +191,10 @@ def test_docker_is_asked_for_bounds_and_gets_no_solution(tmp_path, monkeypatch):
     confine.sandbox.cache_clear()
     assert confine.sandbox() == ("docker", str(program))
     confine.sandbox.cache_clear()
+    confine.sandbox()
+    confine.sandbox.cache_clear()
     called = log.read_text()
+    assert called.count("build --quiet") == 1  # for all submissions
     for word in ("--network none", "--read-only", "--memory 4.0g", "--pids-limit", "rm --force"):
         assert word in called
     recipe = Path(confine.__file__).with_name("Dockerfile").read_text()

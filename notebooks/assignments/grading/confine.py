@@ -169,19 +169,24 @@ def _bubblewrap(program: str) -> list[str]:
     return [*words, *split("--remount-ro /dev --remount-ro / --chdir /tmp"), sys.executable]
 
 
-def _docker(program: str, name: str, limits: Limits) -> list[str]:
-    """Return the command line; the image is made at first use, which takes minutes."""
+@functools.cache
+def _image(program: str) -> str:
+    """Return the image's name; the first time it is made, which takes minutes."""
     recipe = str(Path(__file__).with_name("Dockerfile"))
     build = [program, "build", "--quiet", "--file", recipe, str(CHECKOUT)]
     done = subprocess.run(build, capture_output=True, text=True)
     if done.returncode:
         raise OSError(done.stderr)
+    return done.stdout.strip()
+
+
+def _docker(program: str, name: str, limits: Limits) -> list[str]:
     words = f"run --rm --interactive --init --name {name} --read-only --network none --memory "
     words += f"{limits.memory}g --memory-swap {limits.memory}g --pids-limit {TASKS} --cap-drop ALL "
     words += f"--security-opt no-new-privileges --user {ACCOUNTS[0]} --workdir /tmp "
     words += f"--tmpfs /tmp:exec,mode=1777,size={DISK}"
     own = [word for pair in OWN.items() for word in ("--env", "=".join(pair))]
-    return [program, *words.split(), *own, done.stdout.strip(), "python"]
+    return [program, *words.split(), *own, _image(program), "python"]
 
 
 def _memory(pid: int) -> int:
