@@ -149,6 +149,8 @@ def test_what_is_left_behind_is_ended(bounded):
 def test_an_output_without_end_ends(bounded):
     end = bounded("import os\nwhile True: os.write(1, bytes(10**6))", seconds=60.0)
     assert (end.stopped, end.facts) == ("", [])
+    many = bounded("import os\nos.write(1, b'{}\\n' * 10**7)")
+    assert len(many.facts) == confine.LINES
 
 
 def test_solutions_among_libraries_are_hidden(bounded, tmp_path, monkeypatch):

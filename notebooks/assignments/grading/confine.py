@@ -8,6 +8,8 @@ starts. What it writes goes to a file without a name, which is read when it has 
 
 import functools
 import importlib.util
+import io
+import itertools
 import json
 import os
 import shutil
@@ -135,11 +137,11 @@ def run(where: tuple[str, str], plan: dict[str, Any], limits: Limits, interrupte
         statuses = {TOO_LONG: "step", 128 + signal.SIGXCPU: "time", -signal.SIGXCPU: "time"}
         end.stopped = end.stopped or statuses.get(status, "")
         told.seek(0)
-        for line in told.read(TOLD).decode("utf-8", errors="replace").splitlines()[:LINES]:
+        for line in itertools.islice(io.BytesIO(told.read(TOLD)), LINES):
             try:
                 end.facts.append({**json.loads(line)})
             except Exception:  # whatever a submission may write
-                end.text = f"{end.text[-5000:]}\n{line[:5000]}"
+                end.text = f"{end.text[-5000:]}{line[:5000].decode(errors='replace')}"
     return end
 
 
