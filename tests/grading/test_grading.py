@@ -338,6 +338,8 @@ WRONG = {  # edit, message of q1
     "not written": (put(PARTS, f"{DEF}..."), "nothing is written"),
     "no cell": (lambda cells: cells.remove(cell(cells, PARTS)), "is missing"),
     "a typical mistake": (wrap("right(*given).flip(0)"), "The parts come first"),
+    "complex numbers": (wrap("right(*given) * 1j"), "got a complex"),
+    "a set": (wrap("{0}"), "got a set"),
     "raises": (put(PARTS, f"{DEF}return 1 / 0"), "ZeroDivision"),
     "a syntax error": (add(PARTS, after="\n)"), "SyntaxError: unmatched"),
     "pip of what is not there": (
@@ -426,6 +428,8 @@ HOSTILE = {
     "writes at exit": "import atexit\natexit.register(lambda: open(OTHER, 'w'))",
     "changes the package": "import iclutils\nopen(iclutils.__file__, 'a').write('#')",
     "forges an end": TELL + "tell(b'{\"done\": true}\\n')\nos._exit(0)",
+    "forges beginnings": TELL + (
+        "import time\ntell(b'{\"begun\": \"%d\"}\\n' % time.time_ns())\nos._exit(0)"),
     "forges an answer": TELL + (
         "tell(b'{\"step\": \"q1\", \"values\": {\"0\": [{\"value\": NaN}]}}\\n'"
         "b'{\"error\": [], \"step\": {}, \"begun\": []}\\n'"
@@ -601,6 +605,18 @@ def test_a_crash_in_the_middle_loses_nothing(graded):
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     found = rows(graded("class", ada=AssertionError("again"), bob=FULL, eve=FULL))
     assert {name: row["total"] for name, row in found.items()} == dict.fromkeys(found, "8")
+
+
+def test_what_began_last_is_a_step_and_no_forged_name(monkeypatch):
+    begun = ["code cell 1", ["code cell 2"], "another", 7]
+    ends = [confine.End(facts=[{"begun": x} for x in begun]), confine.End(facts=[{"done": True}])]
+    monkeypatch.setattr(confine, "run", lambda *given: ends.pop(0))
+    made = Assignment("hw05", Path(), Path(), "digest", POINTS, [])
+    job = submissions.Job(made, ("", ""), Limits(), Event())
+    facts, status = submissions._run({"cells": {"code cell 1": "", "code cell 2": ""}}, job)
+    assert status == "graded"
+    ended = {"step": "code cell 1", "error": "it ended the process that ran it"}
+    assert [fact for fact in facts if "error" in fact] == [ended]
 
 
 def test_two_do_not_grade_one_homework_at_once(graded, tmp_path):

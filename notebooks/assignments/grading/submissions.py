@@ -235,7 +235,7 @@ def _run(plan: dict[str, Any], job: Job) -> tuple[list[dict[str, Any]], str]:
     """Run a submission until it comes through, each time without the step that ended it; return
     what it told, with what was wrong with these steps, and the status."""
     limits, facts, skip, end = job.limits, list[dict[str, Any]](), list[str](), confine.End()
-    until = time.monotonic() + PATIENCE * limits.seconds
+    until, steps = time.monotonic() + PATIENCE * limits.seconds, plan["cells"] | job.made.points
     for _ in range(RUNS):
         left = max(1.0, (until - time.monotonic()) / PATIENCE)
         bound = replace(limits, seconds=left)
@@ -243,7 +243,8 @@ def _run(plan: dict[str, Any], job: Job) -> tuple[list[dict[str, Any]], str]:
         facts += end.facts
         if any("done" in fact for fact in end.facts):
             return facts, "graded"
-        step = [str(fact["begun"])[:99] for fact in end.facts if "begun" in fact][-1:]
+        begun = (str(fact.get("begun")) for fact in end.facts)
+        step = [each for each in begun if each in steps][-1:]
         if end.stopped == "time" or job.interrupted.is_set() or not step or step[0] in skip:
             break
         skip += step

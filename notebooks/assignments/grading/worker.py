@@ -155,9 +155,9 @@ def _value(part: Any, answer: Any, seed: int, checks: Any) -> dict[str, Any]:
     """Return what one answer gives, as nothing but numbers, or the mistake that it is."""
 
     def listed(value: Any) -> Any:
-        if isinstance(value, checks.Tensor) and not value.is_complex():
+        if isinstance(value, checks.Tensor):
             return value.tolist()
-        raise checks.Mistake(f"Expected a number or a tensor; got a {type(value).__name__}.")
+        raise checks.Mistake(f"Expected real numbers or a tensor; got a {type(value).__name__}.")
 
     try:
         return {"value": json.loads(json.dumps(part.ask(answer, seed), default=listed))}
