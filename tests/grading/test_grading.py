@@ -130,20 +130,36 @@ def test_the_disk_is_not_filled(bounded, code):
     assert "too large" in text or "No space left" in text or "Read-only file system" in text
 
 
+def becomes(wanted, mark):
+    """Whether soon a process of this name is there, or none is; names of ended ones may stay."""
+    for _ in range(100):
+        there = any(mark in " ".join(p.info["cmdline"] or ()) and p.info["status"] != "zombie"
+                    for p in psutil.process_iter(["cmdline", "status"]))  # fmt: skip
+        if there == wanted:
+            return True
+        time.sleep(0.1)
+    return False
+
+
 def test_what_is_left_behind_is_ended(bounded):
-    """A first process that buries nobody may leave names of ended ones."""
     mark = f"mark{time.monotonic_ns()}"
-    code = (
+    bounded(
         f"import os\nif not os.fork():\n    os.setsid()\n    os.execvp('sleep', ['{mark}', '60'])"
     )
-    bounded(code)
-    for _ in range(100):
-        if not any(mark in " ".join(p.info["cmdline"] or ()) and p.info["status"] != "zombie"
-                   for p in psutil.process_iter(["cmdline", "status"])):  # fmt: skip
-            break
-        time.sleep(0.1)
-    else:
-        pytest.fail("it still runs")
+    assert becomes(False, mark)
+
+
+def test_a_grader_that_is_killed_leaves_nothing_running(where, bounded):
+    if where[0] != "bubblewrap":
+        pytest.skip("a container is its daemon's")
+    mark = f"mark{time.monotonic_ns()}"
+    if (pid := os.fork()) == 0:
+        bounded(f"import os\nos.execvp('sleep', ['{mark}', '60'])")
+        os._exit(0)
+    assert becomes(True, mark)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert becomes(False, mark)
 
 
 def test_an_output_without_end_ends(bounded):
