@@ -47,7 +47,7 @@ COPY = 8  # random tokens of a sequence, which come twice
 HEAD_OUT, HEAD_IN = (1, 2), (0, 1)  # a head that is removed, and one whose edges are patched
 MLPS = ("mlp.dense_4h_to_h", "ffn.down_proj", "mlp", "feed_forward", "block_sparse_moe", "fc2",
         "output.dense")  # fmt: skip
-OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "wo", "output.dense")
+OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense", "wo", "Wo", "output.dense")
 Edit = Callable[[tuple[Any, ...], Any], Any]  # what a module is given and gives; its new output
 
 

@@ -31,7 +31,7 @@ from .graph import (
     shift_inputs,
 )
 from .hooks import Hook, at_positions
-from .invariants import toward
+from .invariants import blocks, toward
 
 ROWS = 16_384  # rows of d_model held at once: (sequence, reader, position)
 
@@ -139,6 +139,7 @@ def direct_logits(model: TransformerBridge, task: CleanCorrupt) -> Float[Tensor,
     """Return the direct effect of each writer on the right answer's logit over the mean of all (or
     ``choices``), mean over scored entries: heads that push the same answer are aggregative (Elhage
     et al. 2021, Wang et al. 2022). Biases are left out; norms keep the scale of the run."""
+    blocks(model)  # or a refusal: some architectures lack what is read here
     writers, end = model_graph(model).writers, get_act_name("resid_post", model.cfg.n_layers - 1)
     _, cache = cached(model, task.clean, {*map(output_hook, writers), end})
     rows = torch.arange(len(task), device=task.clean.device)[:, None]

@@ -176,7 +176,8 @@ def _fuse_norms(bridge: TransformerBridge) -> None:
         return norm.hook_out(norm.original_component(norm.hook_in(states)))
 
     for part in bridge.modules():
-        if type(part) in (NormalizationBridge, RMSNormalizationBridge):
+        is_norm = type(part) in (NormalizationBridge, RMSNormalizationBridge)
+        if is_norm and part.original_component is not None:
             part.__dict__["forward"] = partial(forward, part)
 
 
