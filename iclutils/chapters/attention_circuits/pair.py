@@ -63,7 +63,7 @@ def find_induction_circuit(model: TransformerBridge, task: CleanCorrupt) -> Pair
     if model.cfg.n_layers < 2:
         raise IclError("An induction pair needs two attention layers; this model has one.")
     prefix = score_heads(model, task.clean, task.clean.shape[1] // 2)["prefix"].mean(0)
-    prefix[0] = 0  # nothing below layer 0 could feed a head there
+    prefix[0] = -1  # nothing below layer 0 could feed a head there
     second = head(*strongest(prefix))
     labelled = (head(*place) for place in (prefix > LABEL).nonzero().tolist())
     seconds = list(dict.fromkeys([second, *labelled]))  # the best comes first, and once
@@ -88,6 +88,11 @@ def path_drops(
         groups = [[], *([node[1:]] for node in heads[:below])]
         seen = key_patterns(model, task.clean, task.corrupt, groups, target[1:])
         before, *after = prefix_matching(seen.flatten(0, 1), length).view(len(seen), -1)
+        if not bool(before.any()):
+            raise IclError(
+                f"Head {target} never attends to what followed the earlier copy, so that no share "
+                "of this can be lost. In a model with a sliding window, use shorter copies."
+            )
         if below:
             drops[:below, i] = (before - torch.stack(after)) / before.mean()
     return drops

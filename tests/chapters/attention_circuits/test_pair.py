@@ -2,8 +2,10 @@
 
 import pytest
 from random_layers import seeded
+from tiny import save_grouped
 from wired import save_wired
 
+from iclutils import IclError
 from iclutils.chapters.attention_circuits import pair
 from iclutils.interp import clean_corrupt
 from iclutils.interp.graph import Node, all_heads, head
@@ -47,3 +49,11 @@ def test_back_ups_share_the_edges(tmp_path):
     assert set(found.edges) == keys
     assert found.matchers == [head(1, 0), head(1, 2)]
     assert found.drop.mean() < 0.5
+
+
+def test_a_model_that_cannot_see_the_earlier_copy_is_refused(tmp_path):
+    """Its prefix scores are all 0; so would be the layer of the best head."""
+    save_grouped(tmp_path, kind="mistral", sliding_window=4)
+    model = load(tmp_path)
+    with pytest.raises(IclError, match=r"Head 1\.0 never attends .* a sliding window, use shorter"):
+        pair.find_induction_circuit(model, copying(model))
