@@ -307,11 +307,12 @@ def editable(model: TransformerBridge) -> bool:
         return value
 
     tokens = torch.zeros(1, 2, dtype=torch.long, device=model.cfg.device)
+    first: Any = {"stop_at_layer": 1}  # what reaches the second layer reaches the logits
     scores, pattern = (f"blocks.0.attn.hook_{part}" for part in ("attn_scores", "pattern"))
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the edits that are lost
-        model.run_with_hooks(tokens, fwd_hooks=[(scores, _spoil()), (pattern, keep)])
-        out = model.run_with_hooks(tokens, fwd_hooks=[(pattern, _spoil())])
+        model.run_with_hooks(tokens, fwd_hooks=[(scores, _spoil()), (pattern, keep)], **first)
+        out = model.run_with_hooks(tokens, fwd_hooks=[(pattern, _spoil())], **first)
     no_rows = not bool(patterns[0].sum() > 0)  # NaN or, after folding, 0
     return no_rows and bool(out.isnan().any())
 
