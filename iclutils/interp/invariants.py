@@ -431,6 +431,19 @@ def check_window(model: TransformerBridge, length: int, what: str) -> None:
         )
 
 
+def check_turns(model: TransformerBridge, *lengths: int) -> None:
+    """Refuse lengths of which some are read with other rotary positions (LongRoPE, as in Phi-3):
+    those of texts in a batch, or of a text and of what is read on top of its keys."""
+    rope = getattr(model.original_model.config, "rope_parameters", None) or {}
+    limit = rope.get("original_max_position_embeddings") or model.cfg.n_ctx
+    if rope.get("rope_type") == "longrope" and min(lengths) <= limit < max(lengths):
+        raise IclError(
+            f"This model has other rotary positions in texts of more than {limit} tokens, and here "
+            f"some are shorter and some longer ({min(lengths)} and {max(lengths)} tokens). Use "
+            "texts on one side of this length."
+        )
+
+
 def _probe(model: TransformerBridge) -> Int[Tensor, "two pos"]:
     """Draw two short sequences, always the same."""
     draw = torch.Generator().manual_seed(0)

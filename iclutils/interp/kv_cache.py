@@ -20,7 +20,7 @@ from ..errors import IclError
 from ..models import TransformerBridge
 from ..tasks.prompts import Prompts, Role
 from .hooks import Hook, at_positions
-from .invariants import window
+from .invariants import check_turns, window
 from .readout import check_prompts
 
 Keep = Bool[Tensor, "batch pos"]
@@ -102,6 +102,7 @@ def answer_from_cache(
         )
     place, fed, step = _query(prompts, cache.next_position)
     at = place if offset else torch.where(fed, step, 0)
+    check_turns(model, width, int(at.max()) + 1)
     states, tokens = (cache.keys, cache.values, cache.held), prompts.tokens.gather(1, place)
     with torch.no_grad():
         read = read_with_cache(model, *states, tokens, fed, at, fed.sum(1)[:, None] - 1, hooks)
@@ -126,6 +127,7 @@ def whole_states(model: TransformerBridge, prompts: Prompts) -> tuple[States, St
         of_set[rows] = number
     held, begins = shown.held[of_set], shown.next_position[of_set]
     place, fed, _ = _query(prompts, begins)
+    check_turns(model, shown.read.shape[1], int(place.max()) + 1)
     past = [(k[of_set], v[of_set]) for k, v in zip(shown.keys, shown.values, strict=True)]
     states = keys_values(
         model,

@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from ..errors import IclError
 from ..models import TransformerBridge
 from .at_query import rotate_apart
-from .hooks import Head
+from .hooks import Head, check_head
 from .invariants import blocks
 
 CHUNK = 512  # queries compared with all keys at once: 512 x 50,257 floats are 100 MB
@@ -103,6 +103,8 @@ def qk_matching(
     are compared, the vocabulary if None; chance is one over their number.
     """
     (l1, h1), (l2, h2) = previous, induction
+    check_head(model, previous)
+    check_head(model, induction)
     if l2 <= l1:
         raise IclError(f"{l2}.{h2} cannot read {l1}.{h1}: it must be in a later layer.")
     tokens = model.W_E if among is None else model.W_E[among]  # (token, d_model)

@@ -10,7 +10,7 @@ from tiny import save_grouped, tokens
 
 from iclutils import IclError, models
 from iclutils.chapters.label_anchors import confusion, saliency
-from iclutils.interp import at_query, hooks, kv_cache, weights
+from iclutils.interp import at_query, hooks, kv_cache, readout, weights
 from iclutils.models import regressors
 from iclutils.tasks import topics
 from tools.architectures import save
@@ -52,6 +52,7 @@ def test_wrong_names_and_sizes_say_what_to_do(call, message, tmp_path, monkeypat
 WINDOW = {"sliding_window": 8, "vocab_size": topics.VOCAB, "max_position_embeddings": 256}
 ASKED = topics.sample(1, seeded(0), classes=2)
 ASKED = replace(ASKED, tokens=ASKED.tokens % 59, label_words=ASKED.label_words % 59)
+MIXED = replace(ASKED, target=torch.tensor([11]))
 TOKENS = torch.randint(1, 59, (2, 11), generator=seeded(0))
 
 
@@ -62,6 +63,17 @@ TOKENS = torch.randint(1, 59, (2, 11), generator=seeded(0))
         ("BLOOM", lambda m: weights.qk_matching(m, (0, 0), (1, 0)), "^QK matching .* rotary"),
         ("BLOOM", lambda m: weights.composition_scores(m, "K", 1), "composition at a distance"),
         ("BLOOM", lambda m: kv_cache.keys_values(m, TOKENS), "A cut memory .* no explicit posi"),
+        (
+            "Llama, LongRoPE",  # its keys are turned for 22 tokens, and the query for 4
+            lambda m: at_query.read(m, TOKENS.repeat(1, 2), torch.tensor([3, 3])),
+            "in texts of more than 16 tokens, .*4 and 22 tokens",
+        ),
+        (
+            "Llama, LongRoPE",  # the longest prompt of a batch turns the others
+            lambda m: readout.target_logits(m, MIXED),
+            "in texts of more than 16 tokens, .*12 and 23 tokens",
+        ),
+        ("BLOOM", lambda m: weights.qk_matching(m, (0, 0), (2, 0)), "There is no head 2.0"),
         ("GPT-J", lambda m: at_query.read(m, TOKENS), "editing the attention"),
         ("GPT-J", lambda m: hooks.cut_attention(m, {}), "only after using it"),
         ("GPT-Neo", lambda m: kv_cache.keys_values(m, TOKENS), "sliding window"),
