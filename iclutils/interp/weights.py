@@ -47,8 +47,8 @@ def composition_scores(
             f"{kind}-composition cannot be read from this model's weights: its heads norm their "
             "queries and keys, so that no one matrix makes the scores. V-composition can."
         )
+    out = torch.stack([block.reaching for block in blocks(model)])  # or a refusal
     values, queries, keys = model.W_V, model.W_Q, model.W_K
-    out = torch.stack([block.reaching for block in blocks(model)])
     if distance is not None:
         layers = enumerate(zip(queries, keys, strict=True))
         turned = [rotate_apart(model, layer, distance, *heads) for layer, heads in layers]
@@ -107,9 +107,10 @@ def qk_matching(
     check_head(model, induction)
     if l2 <= l1:
         raise IclError(f"{l2}.{h2} cannot read {l1}.{h1}: it must be in a later layer.")
+    out = blocks(model)[l1].reaching[h1]  # or a refusal
     tokens = model.W_E if among is None else model.W_E[among]  # (token, d_model)
     queries = tokens @ model.W_Q[l2, h2]
-    written = tokens @ model.W_V[l1, h1] @ blocks(model)[l1].reaching[h1]
+    written = tokens @ model.W_V[l1, h1] @ out
     keys = written @ model.W_K[l2, h2]
     queries, keys = rotate_apart(model, l2, distance, queries, keys)
     return top1(queries, keys), top1(keys, queries)

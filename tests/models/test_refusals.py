@@ -50,6 +50,7 @@ def test_wrong_names_and_sizes_say_what_to_do(call, message, tmp_path, monkeypat
 
 
 WINDOW = {"sliding_window": 8, "vocab_size": topics.VOCAB, "max_position_embeddings": 256}
+LATENT = "DeepSeek-V3, dense"  # keys and values of all heads come out of few numbers
 ASKED = topics.sample(1, seeded(0), classes=2)
 ASKED = replace(ASKED, tokens=ASKED.tokens % 59, label_words=ASKED.label_words % 59)
 MIXED = replace(ASKED, target=torch.tensor([11]))
@@ -74,6 +75,8 @@ TOKENS = torch.randint(1, 59, (2, 11), generator=seeded(0))
             "in texts of more than 16 tokens, .*12 and 23 tokens",
         ),
         ("BLOOM", lambda m: weights.qk_matching(m, (0, 0), (2, 0)), "There is no head 2.0"),
+        (LATENT, lambda m: weights.qk_matching(m, (0, 0), (1, 0)), "4 heads have 6 queries"),
+        (LATENT, lambda m: weights.composition_scores(m, "V"), "4 heads have 6 queries"),
         ("GPT-J", lambda m: at_query.read(m, TOKENS), "editing the attention"),
         ("GPT-J", lambda m: hooks.cut_attention(m, {}), "only after using it"),
         ("GPT-Neo", lambda m: kv_cache.keys_values(m, TOKENS), "sliding window"),
