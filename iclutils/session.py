@@ -193,7 +193,8 @@ def begin(
     weights: str = "trained",
 ) -> Session:
     """Start a notebook at the tier ``"mini"``, ``"real"`` or ``"paper"``, on the tier's models or
-    on a ``model`` of the reader's own: a folder, ``"gpt2"``, ``"owner/name"``. ``weights`` that
+    on a ``model`` of the reader's own: a folder, ``"owner/name@COMMIT"``, or a published
+    one such as ``"gpt2"``, which takes the sizes of its own tier. ``weights`` that
     are ``"random"`` measure the same without training: the null of every finding.
 
     Example:

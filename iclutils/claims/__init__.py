@@ -262,9 +262,15 @@ def read_file(path: Path) -> dict[str, Result]:
 
 
 def summary(value: Any, spread: float = 0.0, count: int = 1) -> Summary:
-    """Return mean, standard error and number of repetitions; a number stands for itself."""
+    """Return mean, standard error and number of repetitions; a number stands for itself, with the
+    spread and the count that are given. Refuse these beside repetitions, and none."""
     if not np.ndim(value):
         return float(value), float(spread), int(count)
+    if spread or count != 1 or not len(value):
+        raise IclError(
+            "Give a number with its standard error and count, or at least one repetition without "
+            "them."
+        )
     repeated = np.asarray([float(x) for x in value])
     number = len(repeated)
     error = repeated.std(ddof=1) / math.sqrt(number) if number > 1 else 0.0

@@ -19,43 +19,43 @@ HELD_OUT = (3, 4, 5, 6, 7)  # seeds trained once the recipes were frozen: verdic
 
 
 def trained() -> Path:
-    """Where ``python -m training`` puts models: ``$ICLUTILS_TRAINED``, or ``_build/train``
+    """Return where ``python -m training`` puts models: ``$ICLUTILS_TRAINED``, or ``_build/train``
     of the checkout, or ``iclutils-trained`` in the current folder (an installed package).
     """
     return output_folder("ICLUTILS_TRAINED", "_build/train", "iclutils-trained")
 
 
 def names(root: Path | None = None) -> list[str]:
-    """Names of the shipped models, or of the finished ones in another folder."""
+    """Return the names of the shipped models, or of the finished ones in another folder."""
     return sorted(p.parent.name for p in (root or ROOT).glob("*/SHA256SUMS"))
 
 
 def has(name: str) -> bool:
-    """Whether a model of that name is shipped or was trained here."""
+    """Return whether a model of that name is shipped or was trained here."""
     return name in names() or name in names(trained())
 
 
 def home(name: str) -> Path:
-    """Folder of a model that is shipped or was trained here."""
+    """Return the folder of a model that is shipped or was trained here."""
     if not has(name):
         raise unknown("zoo model", name, names())
     return (ROOT if name in names() else trained()) / name
 
 
 def steps(name: str) -> list[int]:
-    """Training steps whose weights are there, in order; the last are those of the model."""
+    """Return the training steps whose weights are there, in order; the last are the model's."""
     return sorted(int(p.name.removeprefix("step-")) for p in home(name).glob("step-*"))
 
 
 def curves(name: str) -> dict[str, list[Any]]:
-    """Columns that chapters measured along a training: ``step`` and the measures."""
+    """Return the columns that chapters measured along a training: ``step`` and the measures."""
     lines = (home(name) / "curves.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     return {key: [row[key] for row in rows] for key in rows[0]}
 
 
 def folder(name: str, step: int | None = None) -> Path:
-    """Folder with the weights of one step (the last if None), its checksums verified."""
+    """Return the folder with the weights of one step (the last if None), its checksums verified."""
     known = steps(name)
     step = known[-1] if step is None and known else step
     if step not in known:
@@ -70,7 +70,7 @@ def folder(name: str, step: int | None = None) -> Path:
 
 
 def find(name_or_path: str | Path, step: int | None = None) -> Path:
-    """Folder of a shipped model, of one that was trained here, or the folder that is named."""
+    """Return the folder of a model that is shipped or was trained here, or that of this path."""
     name = str(name_or_path)
     if has(name):
         return folder(name, step)
@@ -83,5 +83,5 @@ def find(name_or_path: str | Path, step: int | None = None) -> Path:
 
 
 def read_card(name: str) -> str:
-    """The model card (Markdown)."""
+    """Return the model card (Markdown)."""
     return (home(name) / "README.md").read_text(encoding="utf-8")

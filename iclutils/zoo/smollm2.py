@@ -32,19 +32,19 @@ FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 
 def cache() -> Path:
-    """Where it is kept: ``$ICLUTILS_CACHE``, or ``iclutils`` in the user's cache."""
+    """Return where it is kept: ``$ICLUTILS_CACHE``, or ``iclutils`` in the user's cache."""
     if named := os.environ.get("ICLUTILS_CACHE"):
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iclutils"
 
 
 def is_there() -> bool:
-    """Whether the converted folder is in the cache."""
+    """Return whether the converted folder is in the cache."""
     return (cache() / NAME / "SHA256SUMS").is_file()
 
 
 def folder() -> Path:
-    """The Hugging Face folder, its checksums verified; fetched and converted the first time."""
+    """Return the Hugging Face folder, its checksums verified; fetch and convert it at first."""
     made = cache() / NAME
     if not is_there():
         _make(made)
@@ -59,7 +59,7 @@ def _check(made: Path, *times: int) -> None:
 
 
 def missing() -> str:
-    """Why it cannot be had, or nothing; it is fetched and converted, if it was not."""
+    """Return why it cannot be had, or nothing; fetch and convert it if that was not done."""
     try:
         folder()
     except IclError as error:

@@ -145,10 +145,11 @@ def signs(
 ) -> Signs:
     """Return what every head and MLP layer shows in every case under ``hooks``.
 
-    Means over scored positions: ``length`` of its write; ``push``, size of its direct effect on the
-    answer's logit (nats); ``distance`` (Mahalanobis) of its mean write from the usual one; and of
-    heads ``entropy`` of attention over that of even attention, attention to the ``first`` token and
-    to the answer's ``source``.
+    Means over scored positions: ``length`` of its write; of heads ``entropy`` of attention over
+    that of even attention, attention to the ``first`` token and, if the task has one, to the
+    answer's ``source``. ``push`` is the size of the mean direct effect on the answer's logit
+    (nats), and, with ``covariances``, ``distance`` (Mahalanobis) that of the mean write from the
+    usual one.
     """
     writes, seen = _writes(model, task, hooks)
     end = get_act_name("resid_post", model.cfg.n_layers - 1)
@@ -173,8 +174,11 @@ def signs(
 
 def anomalous(cases: Signs, healthy: Signs) -> list[Node]:
     """Return the components of which a sign of ``COMPARED`` differs from healthy cases
-    (Mann-Whitney, false discoveries over all held at 5 %; Benjamini and Hochberg 1995)."""
+    (Mann-Whitney, false discoveries over all held at 5 %; Benjamini and Hochberg 1995). Refuse
+    two that do not show the same signs."""
     columns = [(node, name) for node, own in cases.items() for name in COMPARED if name in own]
+    if any(name not in healthy.get(node, {}) for node, name in columns):
+        raise IclError("Cases and healthy ones show other signs: give both the same covariances.")
     pair = [np.stack([side[node][name] for node, name in columns], 1) for side in (cases, healthy)]
     p = torch.as_tensor(np.nan_to_num(mannwhitneyu(*pair, axis=0).pvalue, nan=1.0))
     odd = benjamini_hochberg(p, 0.05).tolist()

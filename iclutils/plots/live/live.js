@@ -18,7 +18,7 @@
 // On a page the figure is the element #live-NAME with a .live-view and .live-numbers, which hold the
 // still: the first state as this script has drawn it (tests/pages/test_live.py). Weights are read
 // when the reader first acts. In a notebook Live.open(element, name, given) makes it for a network
-// that a cell hands over (iclutils/plots/live.py).
+// that a cell hands over (iclutils/plots/live/__init__.py).
 const Live = (() => {
   const own = document.currentScript;
   const weights = {}, loading = {};
