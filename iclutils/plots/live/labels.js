@@ -9,6 +9,7 @@
     t3: "the with solder envelope loom", l3: "Alpha", t4: "drizzle storm and drizzle thunder breeze", l4: "Bravo",
     q: "perch cod to as", drop: 0, cut: "none", layers: 1, show: "attention", layer: 1, from: "end",
   };
+  const offered = (list) => list.map((word) => [word, TRAINED.includes(word) ? word : `${word} (never a label in training)`]);
   const demos = (state) => [1, 2, 3, 4].filter((i) => i !== Number(state.drop));
 
   // BOS text : label text : label .. query :   -> ids, places of label words, unknown words
@@ -104,10 +105,10 @@
     },
     fields: (state) => [
       { kind: "radios", name: "cut", label: "Cut off from all words before them", options: [["none", "no words"], ["labels", "the label words"], ["random", "as many other words"]] },
-      { kind: "select", name: "l1", label: "Label of the text about fish", options: LABELS.map((word) => [word, word]) },
+      { kind: "select", name: "l1", label: "Label of the text about fish", options: offered(LABELS) },
       ...[1, 2, 3, 4].flatMap((i) => [
         { kind: "text", more: true, name: `t${i}`, label: `Text ${i}` },
-        ...(i === 1 ? [] : [{ kind: "select", more: true, name: `l${i}`, label: `Label word ${i}`, options: [...LABELS, "the", "hail"].map((word) => [word, TRAINED.includes(word) ? word : `${word} (never a label in training)`]) }]),
+        ...(i === 1 ? [] : [{ kind: "select", more: true, name: `l${i}`, label: `Label word ${i}`, options: offered([...LABELS, "the", "hail"]) }]),
       ]),
       { kind: "text", more: true, name: "q", label: "Text without a label" },
       { kind: "actions", more: true, options: [
@@ -145,7 +146,7 @@
         ["how sure it is", chance.toFixed(2), `of 1, among ${m.names.length} label words`],
         ["label words look at their texts", m.into[0].toFixed(2), m.salient ? "of layer 0’s saliency" : "of their attention in layer 0"],
       ];
-      const said = `The network answers ${m.answer}, ${chance.toFixed(2)}; without a cut ${m.was}. From ${m.words[m.tokens[m.place]]} it looks most at ${m.words[m.tokens[m.look.indexOf(Math.max(...m.look))]]}.${unknown}`;
+      const said = `The network answers ${m.answer}, ${chance.toFixed(2)}; without a cut ${m.was}. From “${m.words[m.tokens[m.place]]}”, layer ${state.layer} looks most at “${m.words[m.tokens[m.look.indexOf(Math.max(...m.look))]]}”.${unknown}`;
       return { numbers, view, more, said, ...m };
     },
 
@@ -155,7 +156,7 @@
           (s, m) => s.l1 !== first.l1 && s.cut === "none" && m.answer === s.l1 && demos(s).length === DEMOS && TRAINED.includes(s.l1),
           (s, m) => s.l1 !== first.l1 && s.cut === "none" && m.answer !== s.l1 && demos(s).length === DEMOS && !TRAINED.includes(s.l1),
         ],
-        found: (s, m) => `it followed to a word that was a label in training (${TRAINED.join(", ")}), not to one that never was: with ${s.l1} the answer is ${m.answer} (${Math.max(...m.now).toFixed(2)}).` },
+        found: (s, m) => `the answer follows to a label that the network knows from training (${TRAINED.join(", ")}): it takes the label from the prompt. To a word that was never a label it does not follow: with ${s.l1} the answer is ${m.answer} (${Math.max(...m.now).toFixed(2)}).` },
       { text: "Cut the label words off in one layer, so that the answer changes. Then cut as many other words: does it change back?",
         seen: [(s, m) => s.cut === "labels" && Number(s.layers) === 1 && m.answer !== m.was, (s, m) => s.cut === "random" && Number(s.layers) === 1 && m.answer === m.was],
         found: (s, m) => `cut off in one layer, the label words give another answer than ${m.was}; as many other words do not change it.` },
