@@ -86,7 +86,7 @@
         `<p class="live-note">A disc is as large as a token's share of the attention. Green: the last token, which asks; to keep the picture simple, its key is where the query is. Among the values, the square is the start, the diamond is the head's output, and the line between them adds one example after the other.</p>`;
       const numbers = [
         ["start", pair(m.start), "square: what the last token adds"],
-        ["update", m.length.toFixed(2), "from square to diamond: what the examples add"],
+        ["length of the update", m.length.toFixed(2), "from square to diamond: what the examples add"],
         ["output", pair(m.end), "diamond: start and update together"],
       ];
       const more = `<p class="live-note">For the end of the chapter: the linear model W of features φ answers each key k<sub>i</sub> of an example with Wφ(k<sub>i</sub>). Before and after its step, the summed similarity of these answers to the values v<sub>i</sub> is ${to(m.similarity)}, and their distance from the values (root mean square) is ${to(m.distance)}.</p>`;

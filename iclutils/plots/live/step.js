@@ -31,19 +31,19 @@
     return (net.place = { rate, loss: lossOf(BEST) + more });
   }
 
-  const rounded = (rate) => (Math.abs(rate) < 0.05 ? 0 : rate).toFixed(1); // and no −0.0
+  const rounded = (rate) => (Math.abs(rate) < 0.005 ? 0 : rate).toFixed(2); // and no −0.00
   const left = 46, width = 330, top = 8, height = 210, ceiling = 0.5;
   const x = (rate) => left + (rate / MOST) * width, y = (loss) => top + (1 - loss / ceiling) * height;
   Live.figure("step", {
-    title: "One layer is one step: the loss over the rate, and a layer in training",
+    title: "The loss of a step over its rate, and a layer in training",
     first: { rate: 2, at: 0 }, // weights of ten training steps (book/_ext/live.py)
     needs: () => ["lsa-1"],
     bet: {
       asks: "The square is the layer before its training. Which way does it take while it is trained?",
-      choices: ["down along the curve, all the way", "away from it, to higher losses, and back at the end", "below it, to lower losses"],
+      choices: ["down along the curve, all the way", "off the curve, above it, and back to it at the end", "off the curve, below it"],
       deed: "Now move “The layer” to the end of its training, point by point.",
       answer: (s, m) => (Number(s.at) === 9
-        ? [m.above > 0.05 ? 1 : 0, `After ${m.highest.step} training steps its loss is ${m.above.toFixed(2)} above the curve: there the layer does not take a step, for its weights still mix the coordinates of x. In the end it acts like a step of rate ${rounded(m.last.rate)}, with loss ${m.last.loss.toFixed(3)}. The best step has rate ${BEST.toFixed(1)} and loss ${m.best.toFixed(3)}.`] : null),
+        ? [m.above > 0.05 ? 1 : 0, `After ${m.highest.step} training steps its loss is ${m.above.toFixed(2)} above the curve, worse than a step of the same rate: there the layer does not take a step, for its weights still mix the coordinates of x. In the end it acts like a step of rate ${rounded(m.last.rate)}, with loss ${m.last.loss.toFixed(3)}. The best step has rate ${BEST.toFixed(2)} and loss ${m.best.toFixed(3)}.`] : null),
     },
     fields: () => [
       { kind: "range", name: "at", label: "The layer: how long it has trained", min: 0, max: 9, said: (i) => `${[0, 30, 40, 45, 50, 55, 60, 80, 100, 3000][i]} training steps` },
@@ -56,16 +56,16 @@
       const trail = nets.slice(0, Number(state.at)).map((net) => `<circle class="live-grey" cx="${x(placed(net).rate).toFixed(1)}" cy="${y(placed(net).loss).toFixed(1)}" r="2.5"/>`).join("");
       const ticks = [0, 2, 4, 6, 8, 10, 12].map((r) => `<text x="${x(r)}" y="${top + height + 18}" text-anchor="middle">${r}</text>`).join("") +
         [0, 0.1, 0.2, 0.3, 0.4, 0.5].map((v) => `<text x="${left - 6}" y="${y(v) + 4}" text-anchor="end">${v.toFixed(1)}</text>`).join("");
-      const said = `Your step at rate ${Number(state.rate).toFixed(1)} has loss ${mine.toFixed(3)}. The layer after ${nets[state.at].step} training steps acts like rate ${rounded(layer.rate)} and has loss ${layer.loss.toFixed(3)}; the best step, at rate ${BEST.toFixed(1)}, ${lossOf(BEST).toFixed(3)}.`;
+      const said = `Your step at rate ${Number(state.rate).toFixed(1)} has loss ${mine.toFixed(3)}. The layer after ${nets[state.at].step} training steps acts like rate ${rounded(layer.rate)} and has loss ${layer.loss.toFixed(3)}; the best step, at rate ${BEST.toFixed(2)}, ${lossOf(BEST).toFixed(3)}.`;
       const view = `<svg class="live-wide" viewBox="0 0 390 ${top + height + 40}" role="img" aria-label="${said}">` +
         `<path class="live-axis" d="M${left} ${top}v${height}h${width}"/>${ticks}<text x="${left + width / 2}" y="${top + height + 36}" text-anchor="middle">rate η of the step</text><text x="${left + 6}" y="${top + 12}">loss</text>` +
         `<path class="live-line live-a" d="${curve}"/><path class="live-axis" stroke-dasharray="3 3" d="M${x(BEST)} ${top}v${height}"/><text x="${x(BEST) + 5}" y="${top + 12}">best rate ${BEST.toFixed(2)}</text>${trail}` +
         `<circle class="live-a" cx="${x(state.rate)}" cy="${y(mine)}" r="7"/><rect class="live-b" x="${(x(layer.rate) - 6).toFixed(1)}" y="${(y(layer.loss) - 6).toFixed(1)}" width="12" height="12"/></svg>` +
         `<p class="live-note">Line: the loss of one step from 0 (half the mean squared error). Disc: your step. Square: the layer. Its place from left to right: the rate of a step, read off its weights. Its height: its loss on ${CONTEXTS} prompts. Grey: the layer earlier in training.</p>`;
       const numbers = [
-        ["your step", mine.toFixed(3), `η = ${Number(state.rate).toFixed(1)}`],
-        ["the layer", layer.loss.toFixed(3), `acts like η = ${rounded(layer.rate)}`],
-        ["the best step", lossOf(BEST).toFixed(3), `η = ${BEST.toFixed(1)}`],
+        ["loss of your step", mine.toFixed(3), `η = ${Number(state.rate).toFixed(1)}`],
+        ["loss of the layer", layer.loss.toFixed(3), `acts like η = ${rounded(layer.rate)}`],
+        ["loss of the best step", lossOf(BEST).toFixed(3), `η = ${BEST.toFixed(2)}`],
       ];
       const over = (net) => placed(net).loss - lossOf(placed(net).rate);
       const highest = nets.reduce((a, b) => (over(b) > over(a) ? b : a));
@@ -75,7 +75,7 @@
     tasks: [
       { text: "Bring your step to within 0.001 of the lowest loss, and the layer to the end of its training. Do they meet?",
         seen: [(s, m) => m.mine - m.best < 0.001, (s) => Number(s.at) === 9],
-        found: (s, m) => `the layer ends at loss ${m.last.loss.toFixed(3)}, acting like rate ${rounded(m.last.rate)}; the best step, at ${BEST.toFixed(1)}, has ${m.best.toFixed(3)}.` },
+        found: (s, m) => `the layer ends at loss ${m.last.loss.toFixed(3)}, acting like rate ${rounded(m.last.rate)}; the best step, at ${BEST.toFixed(2)}, has ${m.best.toFixed(3)}.` },
       { text: "Find another rate than 0 at which a step is no better than answering 0 (loss 0.417), but no worse by 0.01.",
         seen: [(s, m) => s.rate > 1 && m.mine >= lossOf(0) && m.mine < lossOf(0) + 0.01],
         found: (s, m) => `at rate ${Number(s.rate).toFixed(1)}, twice the best one, the loss is ${m.mine.toFixed(3)}: the step goes as far beyond the minimum as the start is before it.` },

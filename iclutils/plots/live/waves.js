@@ -31,7 +31,7 @@
     first,
     needs: () => ["lsa-waves"],
     bet: {
-      asks: "A step of gradient descent from 0 answers five times as much to labels five times as large. And the layer?",
+      asks: "If the labels are five times as large, the answers of a step of gradient descent from 0 are five times as large, too. And those of the layer?",
       choices: ["five times as much, too (4 to 6 times)", "less than four times", "more than six times"],
       deed: "Now move “Labels times” to 5.",
       answer: (s, m) => (s.scale === 5
@@ -57,14 +57,15 @@
         `<circle class="live-dot${Number(state.point) === i + 1 ? " live-chosen" : ""}" cx="${px(state[`x${i + 1}`])}" cy="${py(m.ys[i], most)}" r="6"/></g>`).join("");
       const ticks = [-4, -2, 0, 2, 4].map((v) => `<text x="${px(v)}" y="${top + height + 18}" text-anchor="middle">${v}</text>`).join("") +
         [-1, 0, 1].map((v) => `<text x="${left - 6}" y="${py(v * most, most) + 4}" text-anchor="end">${v * most}</text>`).join("");
-      const said = `The layer's curve is ${m.nearer.toFixed(2)} from the wave that fits the points best, descent on x ${m.farther.toFixed(2)}. Twice the answer to half the labels differs from the answer by ${(100 * m.bent).toFixed(0)} percent.`;
+      const bent = Number(state.scale) !== 1; // before, it would answer half of the bet
+      const said = `The layer's curve is ${m.nearer.toFixed(2)} from the wave that fits the points best, descent on x ${m.farther.toFixed(2)}.${bent ? ` Twice the answer to half the labels differs from the answer by ${(100 * m.bent).toFixed(0)} percent.` : ""}`;
       const view = `<svg class="live-wide" data-plane="" viewBox="0 0 390 ${top + height + 26}" role="img" aria-label="${said}"><path class="live-axis" d="M${left} ${top}v${height}h${width}M${left} ${top + height / 2}h${width}"/>${ticks}` +
         `<path class="live-line live-c" d="${path(m.wave)}"/><path class="live-line live-b" d="${path(m.line)}"/><path class="live-line live-a" d="${path(m.told)}"/>${points}</svg>` +
-        `<p class="live-note">Solid line: the layer. Dotted line: the wave a sin x + b cos x that fits the points best. Dashed line: one step of descent on x, at the rate under More; at no rate does it bend. Not linear in the labels: 0 % means that half the labels give half the answer, as in a step of gradient descent.</p>`;
+        `<p class="live-note">Solid line: the layer. Dotted line: the wave a sin x + b cos x that fits the points best. Dashed line: one step of descent on x, at the rate under More; at no rate does it bend.${bent ? " Not linear in the labels: 0 % means that half the labels give half the answer, as in a step of gradient descent." : ""}</p>`;
       const numbers = [
         ["the layer from the wave", m.nearer.toFixed(2), "root mean square over x"],
         ["descent from the wave", m.farther.toFixed(2), `η = ${Number(state.rate).toFixed(2)}`],
-        ["not linear in the labels", `${(100 * m.bent).toFixed(0)} %`, "0 %: half the labels, half the answer"],
+        ...(bent ? [["not linear in the labels", `${(100 * m.bent).toFixed(0)} %`, "0 %: half the labels, half the answer"]] : []),
       ];
       return { numbers, view, said, ...m };
     },
