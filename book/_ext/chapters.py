@@ -9,7 +9,8 @@ opens it (``access.js``).
 
 A bet is an admonition with the title *A bet*, its answer one with the title *Answer*. A cell with
 the tag ``hide-cell`` between both is shown inside the answer: text, output, folded code. The
-paragraph after an answer says the finding; ``custom.css`` blurs it while the answer is closed.
+paragraph after an answer says the finding. ``custom.css`` hides it while the answer is closed, and
+so it hides a table right below, with the sentence that says what the table shows.
 """
 
 from __future__ import annotations
@@ -76,8 +77,7 @@ class Bets(SphinxTransform):
                 elif node.get("hide_mode") == "all":
                     cells.append(node)
                 elif (cells or answered) and not node.get("hide_mode"):
-                    if isinstance(node, nodes.paragraph):
-                        node["classes"].append("after-answer")
+                    _hide(node)
                     break
 
 
@@ -89,6 +89,22 @@ def _fold(answer: nodes.admonition, cells: list[nodes.Element]) -> None:
         cell.attributes |= {"hide_mode": "input", "prompt_show": "Show the code"}
         cell["prompt_hide"] = "Hide the code"
         answer += [shown, cell]
+
+
+def _hide(first: nodes.Element) -> None:
+    """Put what a closed answer hides into a box of its own."""
+    parent, finding = first.parent, []
+    start = parent.index(first)
+    for node in parent[start:]:
+        below_table = finding and isinstance(finding[-1], nodes.table)
+        kind = nodes.paragraph if below_table or not finding else nodes.table
+        if not isinstance(node, kind):
+            break
+        finding.append(node)
+    if finding:
+        parent[start : start + len(finding)] = [
+            nodes.container("", *finding, classes=["after-answer"])
+        ]
 
 
 class Drawers(SphinxTransform):

@@ -110,9 +110,9 @@ def test_pages_show_the_results_there_are(book):
 
 
 def test_what_answers_a_bet_is_folded_with_its_answer(book):
-    """The text first, then what the hidden cell shows, its code, and then the blurred finding."""
+    """The text first, what the hidden cell shows, its code, and then the finding, to be hidden."""
     bet, answer = ("```{admonition} " + x + "\n```" for x in ("A bet\nUp?", "Answer\nNo, down."))
-    texts = bet, f"{answer}\n\nIt fell.\n\nMore."
+    texts = bet, f"{answer}\n\nIt fell:\n\n| by |\n|-|\n| 2 |\n\nSo it fell.\n\nMore."
     made = nbformat.reads(chapter("# Demo", *texts), as_version=4)
     shows = {"outputs": [nbformat.v4.new_output("stream", text="-1")], "execution_count": 1}
     cell = nbformat.v4.new_code_cell("print(-1)", metadata={"tags": ["hide-cell"]}, **shows)
@@ -122,7 +122,12 @@ def test_what_answers_a_bet_is_folded_with_its_answer(book):
     before, _, folded = book.html("notebooks/90_bet").partition("dropdown answer")
     places = [folded.index(x) for x in ("No, down.", "cell_output", "Show the code", "cell_input")]
     assert places == sorted(places)
-    assert folded.count('<p class="after-answer">It fell.</p>') == folded.count("after-answer") == 1
+    finding, _, more = folded.partition('<div class="after-answer docutils container">')[
+        2
+    ].partition("</div>")
+    assert plain(finding) == "It fell: by 2 So it fell."
+    assert plain(more).startswith("More.")
+    assert "after-answer" not in more
     assert "cell_output" not in before
 
 
