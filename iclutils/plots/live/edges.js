@@ -88,7 +88,7 @@
       return `<text class="live-node" x="${x}" y="${y + 4}" text-anchor="middle">${name === "embed" ? "tokens" : name}</text>`;
     }).join("");
     return `<svg class="live-wide" viewBox="0 0 ${2 * LEFT + m.net.heads * STEP} ${height}" role="img" aria-label="${said}">${lines}${nodes}</svg>` +
-      `<p class="live-note">Everything flows upwards, from the tokens to the logits. 1.3 is head 3 of layer 1, counted from 0. Each line is an edge that is kept${m.kept.length > 160 ? " (160 of them are drawn)" : ""}, into ${key("a", "the queries of a head")}, ${key("b", "its keys")}, ${key("c", "its values")}, ${key("grey", "an MLP or the logits")}.</p>`;
+      `<p class="live-note">Everything flows upwards, from the tokens to the logits. 1.3 is head 3 of layer 1, counted from 0. More edges can also leave less copying: a new edge can disturb. Each line is an edge that is kept${m.kept.length > 160 ? " (160 of them are drawn)" : ""}, into ${key("a", "the queries of a head")}, ${key("b", "its keys")}, ${key("c", "its values")}, ${key("grey", "an MLP or the logits")}.</p>`;
   }
 
   Live.figure("edges", {
@@ -122,7 +122,7 @@
       const said = `${m.kept.length} of ${m.all} edges are kept, and ${percent(m.share)} of the copying with them.`;
       const numbers = [
         ["edges kept", m.kept.length, `of ${m.all}`],
-        ["copying left (share kept)", percent(m.share), "all edges: 100 %"],
+        ["copying left", percent(m.share), "all edges: 100 %"],
         ["with as many random edges", m.control === null ? "–" : percent(m.control), m.control === null ? "all are kept" : `mean of ${DRAWS} draws`],
       ];
       return { numbers, view: picture(m, said), said, ...m };
