@@ -94,12 +94,12 @@
     fields(state) {
       const option = (name) => [key(name), name];
       const ours = state.prompt === 0, one = state.set === key(ONE);
-      const sets = ["match and read", "circuit", "anchors"], bare = state.way === "zeroed" || state.set === NONE;
+      const sets = ["match and read", "anchors"], bare = state.way === "zeroed" || state.set === NONE;
       return [
-        { kind: "radios", name: "set", label: "Take away the heads", options: [[NONE, "none"], ...sets.map(option)] },
+        { kind: "radios", name: "set", label: "Take away the heads", options: [[NONE, "none"], option(sets[0]), [key(sets[1]), "twenty that read most (anchors)"]] },
         ...(one ? [] : [{ kind: "radios", name: "way", label: "Replace their outputs by", options: Object.entries(WAYS) }]),
         ...(one || bare ? [] : [{ kind: "radios", name: "whose", label: "Which are removed", options: [["marked", "these heads"], ["others", "control: as many others of the same layers"]] }]),
-        { kind: "radios", more: true, name: "set", label: "Heads that another lens marks", options: LENSES.filter((name) => !sets.includes(name)).map(option) },
+        { kind: "radios", more: true, name: "set", label: "Twenty heads that another lens marks", options: LENSES.filter((name) => !sets.includes(name)).map(option) },
         { kind: "radios", more: true, name: "set", label: "Heads that match (induction), read (anchors), write (vector)", options: [...DERIVED.filter((name) => !sets.includes(name)).map(option), ...(ours ? [[key(ONE), "a single head"]] : [])] },
         ...(one ? [{ kind: "range", more: true, name: "head", label: "Head", min: 0, max: LAYERS * HEADS - 1, said: named }] : []),
         { kind: "range", more: true, name: "prompt", label: "Prompt", min: 0, max: MORE, said: (v) => (Number(v) ? `number ${v} of ${MORE} more` : "the chapter's") },
