@@ -13,7 +13,8 @@ from iclutils import models
 PAIRS = {"walk": "walking", "play": "playing", "help": "helping", "jump": "jumping"}
 PAIRS |= {"look": "looking", "swim": "swimming"}
 HEAD = 17, 5
-LINE, LEFT, ANSWER, WIDEST = 30, 30, 140, 18  # a line's height, where words begin, the widest arc
+LINE, LEFT, ANSWER, WIDEST = 30, 30, 200, 18  # a line's height, where words begin, the widest arc
+ARROW = 116  # where the last one ends, from which the head looks
 
 
 def looks() -> tuple[list[float], float]:
@@ -41,8 +42,8 @@ def picture(attention: list[float], chance: float) -> str:
         colour = ' class="title-answer"' if last else ""
         rows.append(f'<text x="{ANSWER}" y="{y}"{colour}>{form}</text>')
     for i, weight in enumerate(attention):
-        y, right = 19 + i * LINE, ANSWER + 108 + 16 * (5 - i)
-        curve = f"M{ANSWER + 84} {y}C{right} {y} {right} {end - 5} {ANSWER + 98} {end - 5}"
+        y, foot = 19 + i * LINE, end - 5
+        curve = f"M{ANSWER - 8} {y}C{ANSWER - 60} {y} {ARROW} {(y + foot) // 2} {ARROW} {foot}"
         width = WIDEST * weight / max(attention)
         rows.append(f'<path d="{curve}" stroke-width="{width:.1f}"/>')
     said = (
