@@ -93,7 +93,7 @@ def _fold(answer: nodes.admonition, cells: list[nodes.Element]) -> None:
 
 def _hide(first: nodes.Element) -> None:
     """Put what a closed answer hides into a box of its own."""
-    parent, finding = first.parent, []
+    parent, finding = first.parent, list[nodes.Node]()
     start = parent.index(first)
     for node in parent[start:]:
         below_table = finding and isinstance(finding[-1], nodes.table)
