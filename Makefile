@@ -27,7 +27,7 @@ export MPLCONFIGDIR := $(CURDIR)/.venv/matplotlib
 # is fetched by the installer where it can be; where not, the tests of it say why they are skipped.
 # Two files at a time; nbval runs every notebook and compares its outputs with the committed ones.
 RESULTS := $(CURDIR)/_build/test/results
-PYTEST = HF_HUB_OFFLINE=1 ICLUTILS_RESULTS=$(RESULTS) $(BIN)/python -m pytest
+PYTEST = HF_HUB_OFFLINE=1 ICLUTILS_RESULTS="$(RESULTS)" $(BIN)/python -m pytest
 TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
 # Types are a test (tests/test_types.py), which runs beside the others.
 STYLE := $(BIN)/ruff check && $(BIN)/ruff format --check
@@ -50,13 +50,13 @@ book: $(READY)  ## run the chapters that changed, build the pages of what ran, c
 
 test: $(READY)  ## style, types, tests, each notebook against its outputs (nbval), its numbers, the pages
 	@$(STYLE)
-	@rm -rf $(RESULTS)
+	@rm -rf "$(RESULTS)"
 	@status=0; $(PYTEST) tests notebooks --nbval $(TOGETHER) $(ARGS) || status=1; \
 	  $(NUMBERS) || status=1; exit $$status
 
 nightly: $(READY)  ## all of it: also what is exhaustive or long, and part of the tier real
 	@$(STYLE)
-	@rm -rf $(RESULTS)
+	@rm -rf "$(RESULTS)"
 	@status=0; $(PYTEST) tests notebooks -m "nightly or not nightly" --nbval $(TOGETHER) $(ARGS) \
 	  || status=1; $(NUMBERS) || status=1; \
 	  for null in trained random; do $(BIN)/python tools/run.py --weights $$null || status=1; \
