@@ -72,11 +72,15 @@ def run(chapter, **parameters):
     return out.getvalue()
 
 
+def cut_down(tier):
+    """The tier, with the sizes above."""
+    return replace(tier, **{f: sized(getattr(tier, f), **sizes) for f, sizes in SIZES.items()})
+
+
 @pytest.fixture
 def small(monkeypatch):
     for name, tier in list(presets.TIERS.items()):
-        changed = {f: sized(getattr(tier, f), **sizes) for f, sizes in SIZES.items()}
-        monkeypatch.setitem(presets.TIERS, name, replace(tier, **changed))
+        monkeypatch.setitem(presets.TIERS, name, cut_down(tier))
 
 
 @pytest.fixture
@@ -155,11 +159,12 @@ def test_the_real_tier_checks_its_claims_on_a_small_network(tmp_path, monkeypatc
     blocks = {"hidden_size": 32, "intermediate_size": 64}  # of 32, to be rounded in four bits
     save_grouped(folder, vocab_size=len(words), max_position_embeddings=2048, **blocks)
     words.save_pretrained(folder)
-    few = {f: sized(getattr(presets.PART, f), **sizes) for f, sizes in SIZES.items()}
-    few["induction"] = sized(few["induction"], strongest=3, draws=2, prompts=6)
-    few["lenses"] = sized(few["lenses"], functions=presets.TIERS["real"].lenses.functions)
-    part = replace(presets.PART, column="real", **few)
-    monkeypatch.setitem(presets.TIERS, "real", part)
+    part = cut_down(presets.PART)
+    few = {
+        "induction": sized(part.induction, strongest=3, draws=2, prompts=6),
+        "lenses": sized(part.lenses, functions=presets.TIERS["real"].lenses.functions),
+    }
+    monkeypatch.setitem(presets.TIERS, "real", replace(part, column="real", **few))
     monkeypatch.setattr(smollm2, "folder", lambda: folder)
     monkeypatch.setenv("ICLUTILS_CACHE", str(tmp_path / "cache"))
     found, missing = written(tmp_path, chapter, "real", run(chapter, tier="real"))
