@@ -155,8 +155,10 @@ def execute(notebook: Path, out: Path, changed: dict, print_of: str) -> tuple[Pa
     finally:
         bar.close()
     seconds = round(time.perf_counter() - start, 1)
-    printed = out.read_text(encoding="utf-8") if out.is_file() else ""
-    read = re.findall(r": read; an earlier run took ([\d.]+) s", printed)
+    ran = nbformat.read(out, 4).cells if out.is_file() else []
+    outputs = (each for cell in ran for each in cell.get("outputs", ()))
+    told = "".join(each.text for each in outputs if each.get("name") == "stderr")
+    read = re.findall(r": read; an earlier run took ([\d.]+) s", told)  # of iclutils.cache
     record = {"inputs": print_of, "seconds": seconds, "error": error, "machine": machine()}
     record["read"] = round(sum(map(float, read)), 1)  # seconds of earlier runs, from their cache
     out.with_suffix(".json").write_text(json.dumps(record, indent=1))

@@ -87,7 +87,7 @@ def test_a_result_is_taken_if_anything_that_was_measured_changed(changes, is_tak
 @pytest.mark.slow
 def test_a_failure_costs_one_chapter_and_the_rest_is_not_run_again(home, monkeypatch, tmp_path):
     monkeypatch.setattr(run, "MINUTES", {"mini": 0.1})
-    read = "import sys; print(f'name: read; an earlier run took {2.5} s', file=sys.stderr)"
+    read = "import sys; print('name: read; an earlier run took 2.5 s', file=sys.stderr)"
     home("90_good", "print(seed)", read)
     bad = home("91_bad", "print('before')", "raise ValueError('no such number')", "print('after')")
     home("92_slow", "import time; time.sleep(60)")
