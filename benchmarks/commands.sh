@@ -2,10 +2,10 @@
 # Time and memory of `make book` and `make test`, from installed, in two checkouts by turns:
 #     git worktree add ../old before-halving; make -C ../old setup; make setup
 #     bash benchmarks/commands.sh ../old . 3
-# A line each: seconds, processor seconds, peak memory of the largest process, exit status.
+# `book` or `test` as a fourth word: that one alone. A line each: seconds, processor seconds, peak memory of the largest process, exit status.
 set -eu
 old=$(realpath "$1") new=$(realpath "$2") turns=${3:-3}
-for command in book test; do
+for command in ${4:-book test}; do
   for turn in $(seq "$turns"); do
     for folder in "$old" "$new"; do
       rm -rf "$folder/_build"
