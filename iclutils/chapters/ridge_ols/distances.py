@@ -49,16 +49,6 @@ def predict(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
     return _finite(predicted)
 
 
-def concatenate(predictors: Sequence[Predictor]) -> Predictor:
-    """Return one predictor with the networks of all ensembles, in order."""
-
-    def predictor(xs: Tensor, ys: Tensor) -> Tensor:
-        predicted = [predict(one, xs, ys) for one in predictors]
-        return torch.cat([f if f.ndim > ys.ndim else f[None] for f in predicted])
-
-    return predictor
-
-
 def spd(first: Predicted, second: Other, dim: int) -> Spread:
     """Return the squared prediction difference for n = 0, 1, ... pairs seen: mean over contexts of
     (f - g)², divided by ``dim`` (1 is the definition, d what the paper plots)."""

@@ -45,12 +45,11 @@ def test_implicit_weights_of_a_linear_algorithm_are_its_own(pairs):
     task, queries = some(pairs=8), normal(30, 12, 4, seed=3).float()
     cut = Contexts(task.xs[:, :pairs], task.ys[:, :pairs], task.weights)
     known = [(ols, {}), (ridge, {"penalty": 0.3}), (gd, {"rate": 0.02})]
-    together = distances.concatenate([partial(way, **how) for way, how in known])
-    fit = distances.implicit_weights(together, cut, queries)
-    for m, (algorithm, settings) in enumerate(known):
+    for algorithm, settings in known:
+        fit = distances.implicit_weights(partial(algorithm, **settings), cut, queries)
         expected = algorithm.weights(task.xs, task.ys, **settings)[:, pairs]
-        assert_close(fit.weights[m], expected, atol=1e-6, rtol=1e-6)
-        assert float(fit.r2[m]) == pytest.approx(1) if pairs else bool(fit.r2[m].isnan())
+        assert_close(fit.weights, expected, atol=1e-6, rtol=1e-6)
+        assert float(fit.r2) == pytest.approx(1) if pairs else bool(fit.r2.isnan())
 
 
 def test_implicit_weights_are_scikit_learns_fit():
