@@ -39,6 +39,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
         app.add_role(name, roles.Number())
     app.add_transform(chapters.Numbered)
     app.add_transform(chapters.Bets)
+    app.add_transform(chapters.Takeaways)
     app.add_transform(chapters.Drawers)
     api.connect(app)
     equations.connect(app)

@@ -10,7 +10,8 @@ opens it (``access.js``).
 A bet is an admonition with the title *A bet*, its answer one with the title *Answer*. A cell with
 the tag ``hide-cell`` between both is shown inside the answer: text, output, folded code. The
 paragraph after an answer says the finding. ``custom.css`` hides it while the answer is closed, and
-so it hides a table right below, with the sentence that says what the table shows.
+so it hides a table right below, with the sentence that says what the table shows. What stands under
+a heading *What we know* waits for all bets above it (``access.js``).
 """
 
 from __future__ import annotations
@@ -105,6 +106,20 @@ def _hide(first: nodes.Element) -> None:
         parent[start : start + len(finding)] = [
             nodes.container("", *finding, classes=["after-answer"])
         ]
+
+
+class Takeaways(SphinxTransform):
+    """Put what a section *What we know* says into a box of its own, which waits for the bets."""
+
+    default_priority = 706
+
+    def apply(self) -> None:
+        for section in self.document.findall(nodes.section):
+            if not section[0].astext().startswith("What we know"):
+                continue
+            told = [n for n in section[1:] if not isinstance(n, nodes.section | nodes.target)]
+            rest = [n for n in section[1:] if n not in told]
+            section[1:] = [nodes.container("", *told, classes=["after-bets"]), *rest]
 
 
 class Drawers(SphinxTransform):

@@ -26,6 +26,27 @@ window.addEventListener("DOMContentLoaded", () => {
   }
 });
 
+/* What a chapter knows would answer its bets: it waits until all above it are answered, or for a press. */
+const OPEN = ".answer.toggle-hidden, .bet + .cell.tag_hide-cell > details:not([open]), " +
+  ".live-bet:not(:has([aria-pressed=true], :disabled))";
+window.addEventListener("load", () => {
+  for (const box of document.querySelectorAll(".after-bets")) {
+    const bets = () => [...document.querySelectorAll(OPEN)]
+      .filter((bet) => bet.compareDocumentPosition(box) & Node.DOCUMENT_POSITION_FOLLOWING);
+    if (!bets().length) continue;
+    const bar = document.createElement("button");
+    const show = () => { bar.remove(); box.classList.remove("waits"); };
+    bar.type = "button";
+    bar.className = "waits-bar";
+    bar.textContent = "This opens when you have answered the bets above, or at once with a press here.";
+    bar.addEventListener("click", () => { show(); box.tabIndex = -1; box.focus(); });
+    document.addEventListener("click", () => bets().length || show());
+    document.addEventListener("toggle", () => bets().length || show(), true); // it does not bubble
+    box.before(bar);
+    box.classList.add("waits");
+  }
+});
+
 /* A link to something in a closed part of the page opens it. */
 function openTarget() {
   const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
@@ -35,6 +56,7 @@ function openTarget() {
   for (const details of closed) details.open = true;
   const folded = target.closest(".admonition.toggle-hidden")?.querySelector("button.toggle-button");
   folded?.click();
+  target.closest(".waits")?.previousElementSibling.click();
   if (closed.length || folded) target.scrollIntoView();
 }
 window.addEventListener("hashchange", openTarget);

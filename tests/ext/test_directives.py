@@ -112,7 +112,8 @@ def test_pages_show_the_results_there_are(book):
 def test_what_answers_a_bet_is_folded_with_its_answer(book):
     """The text first, what the hidden cell shows, its code, and then the finding, to be hidden."""
     bet, answer = ("```{admonition} " + x + "\n```" for x in ("A bet\nUp?", "Answer\nNo, down."))
-    texts = bet, f"{answer}\n\nIt fell:\n\n| by |\n|-|\n| 2 |\n\nSo it fell.\n\nMore."
+    known = "## What we know, and how well\n\nDown.\n\n(90-open)=\n## What is open"
+    texts = bet, f"{answer}\n\nIt fell:\n\n| by |\n|-|\n| 2 |\n\nSo it fell.\n\nMore.\n\n{known}"
     made = nbformat.reads(chapter("# Demo", *texts), as_version=4)
     shows = {"outputs": [nbformat.v4.new_output("stream", text="-1")], "execution_count": 1}
     cell = nbformat.v4.new_code_cell("print(-1)", metadata={"tags": ["hide-cell"]}, **shows)
@@ -128,6 +129,12 @@ def test_what_answers_a_bet_is_folded_with_its_answer(book):
     assert plain(finding) == "It fell: by 2 So it fell."
     assert plain(more).startswith("More.")
     assert "after-answer" not in more
+    waits, _, later = more.partition('<div class="after-bets docutils container">')[2].partition(
+        "</div>"
+    )
+    assert plain(waits) == "Down."
+    assert plain(later).startswith("What is open")
+    assert 'id="open"' not in waits
     assert "cell_output" not in before
 
 

@@ -113,6 +113,27 @@ def test_solutions_unfold_without_a_mouse(reader):
         tab.keyboard.press("Enter")
 
 
+def test_what_a_chapter_knows_waits_for_its_bets(reader):
+    """For all of them, or for a press; paper does not wait."""
+    tab = reader.open("notebooks/05_contrastive_kernel")
+    bar, box = tab.locator(".waits-bar"), tab.locator(".after-bets")
+    for media, waits in {"print": False, "screen": True}.items():
+        tab.emulate_media(media=media)
+        assert (bar.is_visible(), box.is_visible()) == (waits, not waits)
+    for bet in tab.locator(".live-bet").all():
+        bet.locator("button").first.click()
+    closed = tab.locator(".answer.toggle-hidden .toggle-button")
+    assert closed.count() > 1
+    while closed.count():
+        assert not box.is_visible()
+        closed.first.click()
+    assert (bar.count(), box.is_visible()) == (0, True)
+    tab.reload()
+    bar.focus()
+    tab.keyboard.press("Enter")
+    assert (bar.count(), box.is_visible()) == (0, True)
+
+
 def test_a_page_is_printed_light_and_without_bars(reader):
     tab = reader.open("notebooks/01_gpt2_induction")
     tab.evaluate("document.documentElement.dataset.theme = 'dark'")
