@@ -88,7 +88,7 @@
       return `<text class="live-node" x="${x}" y="${y + 4}" text-anchor="middle">${name === "embed" ? "tokens" : name}</text>`;
     }).join("");
     return `<svg class="live-wide" viewBox="0 0 ${2 * LEFT + m.net.heads * STEP} ${height}" role="img" aria-label="${said}">${lines}${nodes}</svg>` +
-      `<p class="live-note">Everything flows upwards, from the tokens to the logits. 1.3 is head 3 of layer 1, counted from 0. Each line is an edge that is kept${m.kept.length > 160 ? " (160 of them are drawn)" : ""}, into ${key("a", "the queries of a head")}, ${key("b", "its keys")}, ${key("c", "its values")}, ${key("grey", "an MLP or the logits")}. More edges can also leave less copying: a new edge can disturb. A line from a part into which no line leads changes nothing.</p>`;
+      `<p class="live-note">Everything flows upwards, from the tokens to the logits. 1.3 is head 3 of layer 1, counted from 0. Each line is a connection (an <i>edge</i>) that is kept${m.kept.length > 160 ? " (160 of them are drawn)" : ""}, into ${key("a", "the queries of a head")}, ${key("b", "its keys")}, ${key("c", "its values")}, ${key("grey", "an MLP or the logits")}. More edges can also leave less copying: a new edge can disturb. A line from a part into which no line leads changes nothing.</p>`;
   }
 
   Live.figure("edges", {

@@ -96,7 +96,7 @@
       const ours = state.prompt === 0, one = state.set === key(ONE);
       const sets = ["match and read", "anchors"], bare = state.way === "zeroed" || state.set === NONE;
       return [
-        { kind: "radios", name: "set", label: "Take away the heads", options: [[NONE, "none"], option(sets[0]), [key(sets[1]), "twenty that read most (anchors)"]] },
+        { kind: "radios", name: "set", label: "Take away the heads", options: [[NONE, "none"], option(sets[0]), [key(sets[1]), "the twenty that read most"]] },
         ...(one ? [] : [{ kind: "radios", name: "way", label: "Replace their outputs by", options: Object.entries(WAYS) }]),
         ...(one || bare ? [] : [{ kind: "radios", name: "whose", label: "Which are removed", options: [["marked", "these heads"], ["others", "control: as many others of the same layers"]] }]),
         { kind: "radios", more: true, name: "set", label: "Twenty heads that another lens marks", options: LENSES.filter((name) => !sets.includes(name)).map(option) },
