@@ -71,6 +71,7 @@ class Waves:
     def sample(self, contexts: int, pairs: int, generator: torch.Generator) -> Contexts:
         """Draw contexts, on the device of the generator."""
         place: dict[str, Any] = {"generator": generator, "device": generator.device}
+        place["dtype"] = torch.float32
         xs = torch.rand(contexts, pairs, 1, **place) * 10 - 5
         first, second = torch.rand(2, contexts, 1, **place)
         amplitude, phase = 0.1 + 0.4 * first, math.pi * second

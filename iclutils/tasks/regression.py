@@ -46,13 +46,14 @@ def sample(task: Task, contexts: int, pairs: int, generator: torch.Generator) ->
     xs = draw(task.inputs, (contexts, pairs, task.dim), generator)
     weights = draw(task.weights, (contexts, task.dim), generator) * task.prior
     ys = (xs * weights[:, None]).sum(-1)
-    noise = torch.randn(contexts, pairs, generator=generator, device=generator.device)
+    noise = draw("normal", (contexts, pairs), generator)
     return Contexts(xs, ys + noise * task.noise, weights)
 
 
 def draw(law: str, shape: tuple[int, ...], generator: torch.Generator) -> Float[Tensor, "..."]:
     """Draw numbers from the law of a ``Task``, float32, on the device of the generator."""
     place: dict[str, Any] = {"generator": generator, "device": generator.device}
+    place["dtype"] = torch.float32
     if law == "normal":
         return torch.randn(shape, **place)
     if law == "uniform":

@@ -38,7 +38,8 @@ class RepeatedTokens:
     ) -> RepeatedTokens:
         """Sample over the ids 0 .. vocab - 1 without ``bos``; see ``repeated_tokens``."""
         if distinct:
-            copy = torch.rand(count, vocab - 1, generator=generator).argsort(-1)[:, :length]
+            drawn = torch.rand(count, vocab - 1, generator=generator, dtype=torch.float32)
+            copy = drawn.argsort(-1)[:, :length]
         else:
             copy = torch.randint(0, vocab - 1, (count, length), generator=generator)
         copy = copy + (copy >= bos).long()  # skip BOS

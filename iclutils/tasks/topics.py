@@ -140,7 +140,12 @@ def assemble(
 
 def _choose(rows: int, total: int, wanted: int, generator: Generator) -> Tensor:
     """Draw ``wanted`` different numbers below ``total`` in each row."""
-    return torch.rand(rows, total, generator=generator).argsort(1)[:, :wanted]
+    return _uniform((rows, total), generator).argsort(1)[:, :wanted]
+
+
+def _uniform(shape: tuple[int, ...], generator: Generator) -> Tensor:
+    """Draw numbers from 0 to 1, in single precision whatever torch's default is."""
+    return torch.rand(shape, generator=generator, dtype=torch.float32)
 
 
 def _draw(
@@ -154,11 +159,11 @@ def _draw(
     step = torch.randint(1, SIBLINGS, shape, generator=generator)
     sibling = own // SIBLINGS * SIBLINGS + (own % SIBLINGS + step) % SIBLINGS
     anything = torch.randint(0, len(TOPICS), shape, generator=generator)
-    kind = torch.rand(shape, generator=generator)
+    kind = _uniform(shape, generator)
     others = torch.where(kind < texts.own + texts.sibling, sibling, anything)
     topic = torch.where(kind < texts.own, own, others)
     which = torch.randint(0, PER_TOPIC, shape, generator=generator)
-    head = (torch.rand(shape, generator=generator) < texts.same) & (kind < texts.own)
+    head = (_uniform(shape, generator) < texts.same) & (kind < texts.own)
     word = topic * PER_TOPIC + torch.where(head, 0, which)
     filler = torch.randint(FIRST_FILLER, FIRST_LABEL, shape, generator=generator)
-    return torch.where(torch.rand(shape, generator=generator) < texts.filler, filler, word), sizes
+    return torch.where(_uniform(shape, generator) < texts.filler, filler, word), sizes

@@ -140,6 +140,17 @@ def test_what_a_control_draws_is_judged_again(homework, question):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_inputs_are_those_of_single_precision_whatever_the_default_is(dtype):
+    (part,) = checks.questions("hw01")["q4"]
+    torch.set_default_dtype(dtype)
+    try:
+        part.judge(part.ask(own(part.truth), 1), 1)
+        assert torch.get_default_dtype() == dtype
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def own(function):
     """As if a student had written it: the real ones stand where answers may not take from."""
     return lambda *given: function(*given)
@@ -247,13 +258,16 @@ def test_choices_come_in_another_order_for_each_student(capsys, monkeypatch):
 
 @pytest.mark.parametrize("homework", MASTERS)
 def test_each_homework_has_something_of_the_student_a_figure_and_a_control(homework):
-    """What is right for one student is not right for another."""
+    """What is right for one student is not right for another; torch's default changes nothing."""
     parts = [part for asked in checks.questions(homework).values() for part in asked]
     own = [part for part in parts if part.kind != "function" and callable(part.truth)]
     assert own
     differ = 0
     for part in own:
-        part.judge(part.truth(checks.number("Ada")), 1, "Ada")
+        torch.set_default_dtype(torch.float64)
+        theirs = part.truth(checks.number("Ada"))
+        torch.set_default_dtype(torch.float32)
+        part.judge(theirs, 1, "Ada")
         try:
             part.judge(part.truth(checks.number("Bo")), 1, "Ada")
         except checks.Mistake:

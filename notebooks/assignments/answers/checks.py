@@ -2,12 +2,11 @@
 
 In a table ``answers/hw01.py`` each question is a tuple of ``Part``: how an answer is called and
 compared. Below the ``MARK`` what is right has the name of the answer, and the same name in
-capitals has typical mistakes, by the message that each deserves (of a control: by words of it). One
-comparison serves the student (``check``), otter's tests (``grade``) and the grader. A student's
-notebook carries this file and what stands above the mark.
+capitals has typical mistakes, by the message that each deserves (of a control: by words of it). A
+student's notebook carries this file and what stands above the mark.
 
-The first cell of a homework names the student, and ``sign`` makes a number of the name. The order
-of choices, and whatever a homework draws from that number, belong to this student alone.
+``sign`` makes a number of the student's name. The order of choices, and whatever a homework draws
+from that number, belong to this student alone.
 """
 
 from __future__ import annotations
@@ -54,13 +53,12 @@ class Part:
     """How one answer is called and compared.
 
     The ``kind`` is ``function``, ``number``, ``tensor`` or ``letter``. A function is called as
-    ``outcome(function, *inputs(seed))`` (``inputs(seed)`` may be None: that seed is left out), a
-    value is read by ``outcome(value)``. ``look(value, truth)`` is what is compared with the truth,
-    up to a ``tolerance`` relative to the largest of it and to 1. A letter names one of four
-    ``choices``; each student sees them in another order, and what is right is said of the order
-    here. What is below the ``MARK`` is put in last, or ``public``, in a student's notebook.
-
-    Of a ``control`` no draw is right alone: ``verdict(draws, *inputs)`` raises ``Mistake``.
+    ``outcome(function, *inputs(seed))`` (where ``inputs`` gives None, that seed is left out).
+    ``look(value, truth)`` is what is compared with the truth, up to a ``tolerance`` relative to the
+    largest of it and to 1. A letter names one of four ``choices``; each student sees them in
+    another order, and what is right is said of the order here. What is below the ``MARK`` is put in
+    last, or ``public``, in a student's notebook. Of a control no draw is right alone:
+    ``verdict(draws, *inputs)`` raises ``Mistake``.
     """
 
     name: str
@@ -84,7 +82,7 @@ class Part:
         if answer is None or answer is ...:
             raise Mistake(f"`{self.name}` is missing or still `...`: nothing is written yet.")
         value = guarded(self.name, answer) if self.kind == "function" else plain(answer)
-        if self.kind == "letter":
+        if self.choices:
             value = str(answer).strip(" ().").lower()
             if value not in tuple("abcd"):
                 raise Mistake(f"`{self.name}` is one of the letters 'a' to 'd'; got {answer!r}.")
@@ -92,9 +90,12 @@ class Part:
 
     def call(self, answer: Any, seed: int) -> Any:
         """Return the outcome for a seed. Random numbers begin with it; the notebook's go on."""
+        usual = torch.get_default_dtype()
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(seed)
+            torch.set_default_dtype(torch.float32)  # in double the same seed draws other inputs
             inputs = self.inputs(seed)
+            torch.set_default_dtype(usual)
             value = None if inputs is None else plain(self.outcome(answer, *inputs))
         return value.detach().cpu() if isinstance(value, Tensor) else value
 
@@ -116,31 +117,24 @@ class Part:
 
 @functools.cache
 def expected(part: Part, seed: int, student: int = 0) -> Expected | None:
-    """Return what is right for a seed, or for a student's number, and what the mistakes give.
-
-    A value that changes with the student is a function of the student's number, and its mistakes
-    are functions of what is right. Whether a value is right only the hidden checks tell, so the
-    public seed has nothing.
-    """
-    truth, mistakes = part.truth, part.mistakes or {}
+    """Return what is right for a seed, or of a value for a student's number, and what the mistakes
+    give. Whether a value is right only the hidden checks tell, so the public seed has nothing."""
+    truth, mistakes, wrong = part.truth, part.mistakes or {}, dict[str, Any]()
     if truth is None or part.verdict:
         return part.public
     if part.kind != "function":
         right = truth(student) if callable(truth) else truth
         wrong = {m: each(right) if callable(each) else each for m, each in mistakes.items()}
         return (right, wrong) if seed else None
-    if (right := part.call(truth, seed)) is None:
-        return None
-    wrong = {}
+    right = part.call(truth, seed)
     for text, each in mistakes.items():
         with suppress(Exception):  # it cannot be made on these inputs
             wrong[text] = part.look(part.call(mistaken(truth, each), seed), right)
-    return right, wrong
+    return None if right is None else (right, wrong)
 
 
 def mistaken(truth: Callable[..., Any], mistake: Any) -> Any:
-    """Return the wrong function that a mistake is: itself, or the solution with one piece of its
-    text replaced, ``"old -> new"``."""
+    """Return a wrong function: the mistake, or the solution with ``"old -> new"`` in its text."""
     if not isinstance(mistake, str):
         return mistake
     names, (old, new) = dict(truth.__globals__), mistake.split(" -> ")
@@ -168,11 +162,8 @@ def shaped(value: Any, *shape: int) -> Tensor:
 
 
 def random_control(name: str, inputs: Any, draws: int, verdict: Callable[..., None]) -> Part:
-    """Return the part for a control that students design, whose last input is a generator.
-
-    It draws so many times, and twice from one seed. The verdict is not passed where it has run:
-    there it could be forged.
-    """
+    """Return the part for a control that students design, whose last input is a generator. It draws
+    so many times, and twice from one seed; where it runs, a verdict could be forged."""
 
     def drawn(answer: Callable[..., Any], *given: Any) -> list[Any]:
         again = [(*given[:-1], generator(7)) for _ in range(2)]
@@ -189,7 +180,6 @@ def guarded(name: str, answer: Any) -> Callable[..., Any]:
         if each.startswith(MEASURES) and not each.startswith(TOOLS):
             raise Mistake(f"`{name}` uses {each[:-1]}. Write it yourself, on tensors.")
 
-    @functools.wraps(answer)
     def call(*args: Any) -> Any:
         copies = [a.clone() if isinstance(a, Tensor) else a for a in args]
         try:
@@ -204,15 +194,14 @@ def guarded(name: str, answer: Any) -> Callable[..., Any]:
 
 
 def mentioned(answer: Callable[..., Any]) -> Iterator[str]:
-    """Yield the modules (with a dot behind) that a function's code refers to, and that of the
-    functions of its own file that it calls."""
+    """Yield the modules (with a dot behind) that a function, and those of its file that it calls,
+    refer to."""
     codes, known = [getattr(answer, "__code__", None)], getattr(answer, "__globals__", {})
     for code in filter(None, codes):  # which grows
         codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
         for name in code.co_names:  # also of an import inside the function
             value = known.get(name)
-            of = "__name__" if isinstance(value, types.ModuleType) else "__module__"
-            yield f"{getattr(value, of, '')}."
+            yield f"{getattr(value, '__module__', getattr(value, '__name__', ''))}."
             yield f"{name}."
             helper = getattr(value, "__code__", None)
             if getattr(value, "__globals__", None) is known and helper not in codes:
@@ -235,10 +224,7 @@ def plain(value: Any) -> Any:
 
 
 def compare(got: Any, truth: Any, mistakes: Mapping[str, Any], tolerance: float = SINGLE) -> None:
-    """Return if ``got`` is the truth; otherwise name the mistake that gives the same.
-
-    Numbers may be off by ``tolerance``, relative to the largest of the truth and to 1.
-    """
+    """Return if ``got`` is the truth; otherwise raise the mistake that gives the same."""
     if fault := _fault(got, truth, tolerance):
         for message, value in mistakes.items():
             if _fault(value, truth, tolerance) and not _fault(got, value, tolerance):
@@ -247,7 +233,8 @@ def compare(got: Any, truth: Any, mistakes: Mapping[str, Any], tolerance: float 
 
 
 def _fault(got: Any, truth: Any, tolerance: float) -> str:
-    """Return what is wrong, or nothing."""
+    """Return what is wrong, or nothing. Numbers may be off by ``tolerance``, relative to the
+    largest of the truth and to 1."""
     if isinstance(truth, str):
         return "" if got == truth else f"{got!r} is not the right answer."
     got, truth = plain(got), torch.as_tensor(plain(truth), dtype=torch.float64)
@@ -276,7 +263,7 @@ signed = [""]  # the student's name
 def folder() -> Path:
     """Return the folder of the masters: ``$ICLUTILS_HOMEWORK``, or the one around this file's."""
     here = Path(globals().get("__file__", "answers/checks.py")).resolve()
-    return Path(os.environ.get("ICLUTILS_HOMEWORK") or here.parents[1])
+    return Path(os.environ.get("ICLUTILS_HOMEWORK") or here.parents[1]).resolve()
 
 
 def table(homework: str) -> Path:
@@ -350,29 +337,22 @@ def choose(question: str) -> None:
 def check(question: str, *answers: Any) -> None:
     """Print whether the public checks of one question (``"hw01.q1"``) pass, or the mistake."""
     try:
-        _judge(asked(question), answers, PUBLIC)
+        grade(question, *answers)
+        print(f"{question}: the public checks pass.")
     except Mistake as mistake:
         print(f"{question}: not yet. {mistake}")
-    else:
-        print(f"{question}: the public checks pass.")
 
 
 def grade(question: str, *answers: Any, hidden: bool = False) -> None:
-    """Judge the answers to one question by the table; return only if they are right.
-
-    ``hidden`` takes the inputs of the hidden checks instead of the public ones.
-    """
-    homework, _, name = question.partition(".")
-    _judge(questions(homework)[name], answers, HIDDEN if hidden else PUBLIC)
-
-
-def _judge(parts: Question, answers: tuple[Any, ...], seeds: tuple[int, ...]) -> None:
-    for seed in seeds:
-        for part, answer in zip(parts, answers, strict=True):
+    """Return if the answers to one question are right, for the public or the hidden inputs."""
+    for seed in HIDDEN if hidden else PUBLIC:
+        for part, answer in zip(asked(question, hidden), answers, strict=True):
             part.judge(part.ask(answer, seed), seed, signed[0])
 
 
-def asked(question: str) -> Question:
-    """Return the parts of a question as the notebook carries them, or as the table has them."""
+def asked(question: str, hidden: bool = False) -> Question:
+    """Return the parts of a question as the notebook carries them, or as the table has them, which
+    alone has what is hidden."""
     homework, _, name = question.partition(".")
-    return (carried.get(homework) or questions(homework))[name]
+    use_table = hidden or homework not in carried
+    return (questions(homework) if use_table else carried[homework])[name]

@@ -256,7 +256,7 @@ def own_weights(own):
     """The implicit weights of a student's learner, after this student's pairs."""
     learners, draw = regressors.load("regression-d8"), torch.Generator().manual_seed(own)
     seen = regression.sample(Task(8), 1, 5 + own % 3, draw)
-    queries = torch.randn(200, 8, generator=draw).double()
+    queries = torch.randn(200, 8, generator=draw, dtype=torch.float32).double()
 
     def predict(xs, ys):
         with torch.no_grad():

@@ -199,8 +199,8 @@ WITH_NEGATIVES = {
 
 def _own_head(own):
     """The head of a student."""
-    draw = torch.Generator().manual_seed(own)
-    query, keys, values = (torch.randn(*n, generator=draw).double() for n in ((4,), (6, 4), (6, 3)))
+    drawn = {"generator": torch.Generator().manual_seed(own), "dtype": torch.float32}
+    query, keys, values = (torch.randn(*n, **drawn).double() for n in ((4,), (6, 4), (6, 3)))
     values[:4] += 1
     return query, keys, values, torch.arange(6) < 4
 
