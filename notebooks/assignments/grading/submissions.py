@@ -35,6 +35,8 @@ from .confine import PATIENCE, UNCONFINED, Limits
 SAVE = "Ask for the .ipynb file, saved in Jupyter."
 JUDGING = Lock()  # what is right for one student is worked out by one thread
 SUFFIXES = (".ipynb", ".zip")
+USUAL = Limits()
+JOBS = 2  # at a time
 ATTEMPTS = 5  # of one student, at most
 RUNS = 10  # of one submission, each without a step that ended the last
 HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/|__pycache__/)")  # what systems add
@@ -43,6 +45,7 @@ INSTALLATION = re.compile(r"^([ \t]*)[!%].*\binstall\b.*$", re.MULTILINE)
 COMMAND = re.compile(r"^([ \t]*)([\w, ]+=\s*)?[!%].*$", re.MULTILINE)  # of IPython
 FENCE = re.compile(r"^```\w*\s*$", re.MULTILINE)
 BOUND = re.compile(r"^(?:def )?(\w+)(?:\(.*:| *=[^=])", re.MULTILINE)  # names, outermost
+Cells = list[dict[str, Any]]
 
 
 class Refused(Exception):
@@ -60,16 +63,10 @@ class Job:
 
 
 def grade(
-    build: Path,
-    submissions: Path,
-    homework: str,
-    limits: Limits = Limits(),  # noqa: B008 - it cannot be changed
-    jobs: int = 2,
-    unconfined: bool = False,
+    build: Path, submissions: Path, homework: str, limits: Limits = USUAL, unconfined: bool = False
 ) -> Path:
-    """Grade every file under ``submissions``, a notebook for each student, ``jobs`` at a time;
-    return the table of all that was graded of the homework, in ``build/grades``. What has no result
-    yet, or failed, is graded."""
+    """Grade every file under ``submissions``, a notebook for each student; return the table of all
+    that was graded of the homework, in ``build/grades``. What has a result is not run again."""
     files = [path for path in sorted(submissions.rglob("*"))
              if (path.is_file() or path.is_symlink())
              and not HIDDEN.search(path.relative_to(submissions).as_posix())]  # fmt: skip
@@ -81,8 +78,8 @@ def grade(
     for student, count in Counter(map(reports.student, notebooks)).items():
         if count > ATTEMPTS:
             raise IclError(
-                f"{submissions} has {count} notebooks of one student, {student}. If "
-                f"it is a section, grade it alone: SUBMISSIONS={submissions / student}"
+                f"{submissions} has {count} notebooks of one student, {student}. If it is a "
+                f"section, grade it alone: SUBMISSIONS={submissions / student}"
             )
     (made,) = assignments.make(build, homework)
     place = build / "grades" / made.name
@@ -97,18 +94,17 @@ def grade(
                 key.update(b"" if path.is_symlink() else path.read_bytes())
             stores[path] = place / ".graded" / f"{key.hexdigest()}.json"
         done = {path: read_json(store) for path, store in stores.items() if store.is_file()}
-        done = {path: grade for path, grade in done.items() if grade["status"] != "crashed"}
         if left := [path for path in files if path not in done]:
             where = (UNCONFINED, "") if unconfined else confine.sandbox()
             job = Job(made, where, limits, Event())
 
             def graded(path: Path) -> dict[str, Any]:
                 result = _grade(path, job)
-                if not job.interrupted.is_set():
+                if result["status"] != "crashed" and not job.interrupted.is_set():
                     reports.save(stores[path], json.dumps(result))
                 return result
 
-            with ThreadPoolExecutor(jobs) as pool:
+            with ThreadPoolExecutor(JOBS) as pool:
                 try:
                     results = bar(pool.map(graded, left), f"grading {made.name}", len(left))
                     done |= dict(zip(left, results, strict=True))
@@ -119,7 +115,7 @@ def grade(
         return reports.write(place, submissions, made, grades)
 
 
-def _read(path: Path, homework: str) -> list[dict[str, Any]]:
+def _read(path: Path, homework: str) -> Cells:
     """Return the cells of a notebook of a homework, the source of each as one text."""
     if path.is_symlink() or path.suffix.lower() not in SUFFIXES:
         raise Refused("not a notebook", f"Only .ipynb is graded, and no link to it. {SAVE}")
@@ -169,43 +165,38 @@ def _grade(path: Path, job: Job) -> dict[str, Any]:
     return blank | {"status": status, "notes": {"": why}}
 
 
-def _judge_notebook(cells: list[dict[str, Any]], job: Job) -> dict[str, Any]:
-    student = read_json(job.made.student)["cells"]
-    code, written, notes = _sorted(cells, student, checks.questions(job.made.name))
+def _judge_notebook(cells: Cells, job: Job) -> dict[str, Any]:
+    student, questions = read_json(job.made.student)["cells"], checks.questions(job.made.name)
+    code, written, notes = _sorted(cells, student, questions)
     carried = next("".join(each["source"]) for each in student if each["id"] == "checks")
     facts, status = _run({"cells": code, "checks": carried}, job)
     answers, errors, signed = dict[str, dict[str, Any]](), dict[str, str](), ""
-    steps = {"", *code, *job.made.points}
     for fact in facts:
         step, values = str(fact.get("step"))[:99], fact.get("values")
         signed = str(fact.get("signed", signed))[:200]
-        if "error" in fact and step in steps:
-            errors[step] = str(fact["error"])[:300]
+        if "error" in fact and step in {"", *code, *questions}:
+            errors[step] = str(fact["error"])[:300]  # "" is that of a cell that came through
         elif isinstance(values, dict):
             answers.setdefault(step, {}).update(values)
     scores = dict[str, float]()
-    for name, parts in checks.questions(job.made.name).items() if status == "graded" else ():
+    for name, parts in questions.items() if status == "graded" else ():
         of, error = job.made.points[name], errors.pop(name, "")
         scores[name], mistake = _judge(parts, answers.get(name, {}), of, signed)
         if scores[name] < of:
             notes[name] = "; ".join(filter(None, [error or mistake, notes.get(name)]))
     if not scores or any(scores[name] < job.made.points[name] for name in scores):
-        said = "; ".join(f"{step}: {text}" if step else text for step, text in errors.items())
-        notes = {"": said[:2000]} | notes if said else notes
+        said = [f"{step}: {text}" if step else text for step, text in errors.items() if text]
+        notes = {"": "; ".join(said)[:2000]} | notes if said else notes
     return {"status": status, "scores": scores, "notes": notes, "written": written,
             "signed": signed}  # fmt: skip
 
 
 def _sorted(
-    cells: list[dict[str, Any]],
-    student: list[dict[str, Any]],
-    questions: dict[str, checks.Question],
+    cells: Cells, student: Cells, questions: dict[str, checks.Question]
 ) -> tuple[dict[str, str], str, dict[str, str]]:
-    """Return the cells to be run, by name; what the student wrote for a person; notes.
-
-    A cell that was turned into text is run if no other has its answer. Written is what stands in no
-    handout, in cells of any kind that hold no Python.
-    """
+    """Return the cells to be run, by name; what the student wrote for a person; notes. A cell that
+    was turned into text is run if no other has its answer. Written is what stands in no handout, in
+    cells of any kind that hold no Python."""
     asked = {part.name: name for name, parts in questions.items() for part in parts}
     handout = {line.strip() for c in student for line in "".join(c["source"]).splitlines()}
     there = {name for cell in cells if cell["code"] for name in BOUND.findall(cell["source"])}
@@ -227,8 +218,7 @@ def _is_code(text: str) -> bool:
         body = ast.parse(COMMAND.sub(r"\1pass", text)).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return "def " in text
-    texts = [x for x in body if isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant)]
-    return len(body) > len(texts)
+    return not all(isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant) for x in body)
 
 
 def _run(plan: dict[str, Any], job: Job) -> tuple[list[dict[str, Any]], str]:
@@ -236,6 +226,9 @@ def _run(plan: dict[str, Any], job: Job) -> tuple[list[dict[str, Any]], str]:
     what it told, with what was wrong with these steps, and the status."""
     limits, facts, skip, end = job.limits, list[dict[str, Any]](), list[str](), confine.End()
     until, steps = time.monotonic() + PATIENCE * limits.seconds, plan["cells"] | job.made.points
+    why = {"step": f"it ran longer than {limits.step:g} s",
+           "memory": f"it used more than {limits.memory:g} GB of memory",
+           "": "it ended the process that ran it"}  # fmt: skip
     for _ in range(RUNS):
         left = max(1.0, (until - time.monotonic()) / PATIENCE)
         bound = replace(limits, seconds=left)
@@ -243,15 +236,11 @@ def _run(plan: dict[str, Any], job: Job) -> tuple[list[dict[str, Any]], str]:
         facts += end.facts
         if any("done" in fact for fact in end.facts):
             return facts, "graded"
-        begun = (str(fact.get("begun")) for fact in end.facts)
-        step = [each for each in begun if each in steps][-1:]
-        if end.stopped == "time" or job.interrupted.is_set() or not step or step[0] in skip:
+        begun = [each for fact in end.facts if (each := str(fact.get("begun"))) in steps]
+        if end.stopped not in why or not begun or begun[-1] in skip:
             break
-        skip += step
-        why = {"step": f"it ran longer than {limits.step:g} s",
-               "memory": f"it used more than {limits.memory:g} GB of memory"}  # fmt: skip
-        error = why.get(end.stopped, "it ended the process that ran it")
-        facts.append({"step": step[0], "error": error})
+        skip.append(begun[-1])
+        facts.append({"step": begun[-1], "error": why[end.stopped]})
     last = (end.text.strip().splitlines() or ["it ended without a result"])[-1]
     late = f"it ran longer than {limits.seconds:g} s"
     facts.append({"step": "", "error": late if end.stopped == "time" else last})

@@ -31,8 +31,8 @@ CLASS = {  # of each student the cell with the first answer; RIGHT is the right 
 
 def run(build: Path, unconfined: bool) -> str:
     """Make the submissions in ``build/class``, grade them, and return what a teacher sees."""
-    shutil.rmtree(build / "class", ignore_errors=True)
-    shutil.rmtree(build / "grades", ignore_errors=True)
+    for folder in ("class", "grades"):
+        shutil.rmtree(build / folder, ignore_errors=True)
     (made,) = assignments.make(build, HOMEWORK)
     (build / "class").mkdir()
     for name, text in CLASS.items():
@@ -52,13 +52,9 @@ def run(build: Path, unconfined: bool) -> str:
     (build / "class/Lou, a PDF.pdf").write_bytes(b"%PDF-1.7")
     limits = Limits(step=6.0, seconds=60.0, memory=3.0)
     table = submissions.grade(build, build / "class", HOMEWORK, limits, unconfined=unconfined)
-    columns = "student status confined q1 q2 q3 q4 total message"
-    shown = {
-        f"The table, {table}:": (table, columns),
-        "Enter points for the paragraphs:": (table.parent / "by_hand.csv", "student of written"),
-        "The gradebook:": (reports.gradebook(build / "grades"), f"student {HOMEWORK}"),
-    }
-    return "\n\n".join(
-        f"{title}\n{reports.table_of(path)[names.split()].to_string(index=False, max_colwidth=60)}"
-        for title, (path, names) in shown.items()
-    )
+    return "\n\n".join([
+        f"The table, {table}:\n{reports.shown(table)}",
+        "Enter points for the paragraphs, in by_hand.csv:",
+        reports.shown(table.with_name("by_hand.csv"), "question comment"),
+        f"The gradebook:\n{reports.shown(reports.gradebook(build / 'grades'))}",
+    ])  # fmt: skip

@@ -6,11 +6,11 @@ step is a cell, or the answers to one question. Its output is a line of JSON whe
 one with what a cell raised, or with the numbers of a question, which are compared elsewhere.
 
 A question is asked where the notebook checks it, as the student saw it: later cells may give the
-names of its helpers to others. It is asked again at the end if it raised an error, for example
-because an import came later, or if its answers are other ones by then.
+names of its helpers to others. It is asked again at the end if it raised an error, or if its
+answers are other ones by then, and once more after the cells that missed a name, for example
+because the imports come last.
 """
 
-import importlib
 import itertools
 import json
 import os
@@ -43,8 +43,8 @@ def main() -> None:
     exec(plan["checks"], {})  # as in the student's notebook
     checks = sys.modules["checks"]
     (asked,) = checks.carried.values()
-    for loaded in ("session", "models.language"):  # by set-up cells: that is no student's time
-        importlib.import_module(f"iclutils.{loaded}")
+    import iclutils.models.language  # by set-up cells: that is no student's time
+    import iclutils.session  # noqa: F401
     from IPython.core.interactiveshell import InteractiveShell  # for %magic, !shell, await
     from traitlets.config import Config
 
@@ -59,7 +59,8 @@ def main() -> None:
         os.write(output, json.dumps(facts).encode() + b"\n")
 
     answers = {part.name for parts in asked.values() for part in parts}
-    held: dict[str, list[Any]] = {name: [] for name in asked}  # what was asked
+    held: dict[str, list[Any]] = {name: [] for name in asked}  # what was asked, and gave values
+    nameless: list[str] = []  # cells that missed a name
 
     def take(step: str) -> None:
         if step in plan["skip"]:
@@ -70,8 +71,9 @@ def main() -> None:
         try:
             start_clock(plan["step"])
             if step in plan["cells"]:
-                if error := _run(shell, plan["cells"][step], answers):
-                    tell(step=step, error=error)
+                error = _run(shell, plan["cells"][step], answers)
+                tell(step=step, error=error)
+                nameless.extend([step] if error.startswith("NameError") else [])
                 return
             held[step] = [shell.user_ns.get(part.name) for part in asked[step]]
             pairs = [*zip(asked[step], held[step], strict=True)]
@@ -95,6 +97,11 @@ def main() -> None:
         now = [shell.user_ns.get(part.name) for part in parts]
         if [*map(id, now)] != [*map(id, held[question])]:
             take(question)
+    if nameless and not all(held.values()):
+        for cell in [*nameless]:
+            take(cell)
+        for question in [each for each in asked if not held[each]]:
+            take(question)
     with suppress(Exception):  # the notebook may have loaded its checks once more
         tell(signed=str(sys.modules["checks"].signed[0])[:200])
     tell(done=True)
@@ -116,11 +123,9 @@ def bound(plan: dict[str, Any]) -> None:
 
 
 def start_clock(seconds: float) -> None:
-    """End a step by ``Overtime`` when its time is up, and each second from then, a few times.
-
-    Time is the processor's, so that what else the machine does costs nobody points; what only waits
-    has several times as long.
-    """
+    """End a step by ``Overtime`` when its time is up, and each second from then, a few times. It is
+    the processor's time, so that what else the machine does costs nobody points; what only waits
+    has several times as long."""
     late = itertools.count()
 
     def stop(*_: Any) -> None:
@@ -135,11 +140,8 @@ def start_clock(seconds: float) -> None:
 
 
 def _run(shell: Any, cell: str, answers: set[str]) -> str:
-    """Run a cell; return what it raised.
-
-    A module that this environment does not have, for example ``google.colab``, is one that does
-    nothing, and the cell, if it holds no answer, runs once more.
-    """
+    """Run a cell; return what it raised. A module that is not here, for example ``google.colab``,
+    is one that does nothing, and the cell, if it holds no answer, runs once more."""
     result = shell.run_cell(cell)
     error = result.error_before_exec or result.error_in_exec
     if isinstance(error, Overtime):
