@@ -425,7 +425,7 @@ def test_every_control_changes_the_picture(reader, name):
     assert reader.left == reader.errors == []
 
 
-SCALE, CUT, LAYER, WAY, OFF = "Labels times", "Cut off from", "The layer", "Replace their", "Switch"
+SCALE, CUT, LAYER, WAY, OFF = "Labels times", "Cut off from", "How long", "Replace their", "Switch"
 BETS = {  # of each figure: which choice is right, and what the reader does to find out
     "induction": (0, [("How long", "1"), ("How long", "2")]),
     "copies": (1, [(OFF, "0.2")]),
@@ -498,9 +498,9 @@ def test_the_address_holds_every_figure_of_a_page(reader):
     assert tab.url.endswith(";".join(states))
     soon(lambda: tab.locator("#live-waves").bounding_box()["y"] < 200, True)
     figure = tab.locator("#live-step")
+    figure.locator("summary").click()
     figure.get_by_role("slider", name="Your step").fill("4")
     soon(lambda: tab.evaluate("location.hash"), "#live-step?rate=4;live-waves?scale=2")
-    figure.locator("summary").click()
     figure.get_by_role("button", name="Copy link").click()
     told = figure.locator(".live-news")
     soon(lambda: "copied" in told.inner_text() or "#live-step?rate=4" in told.inner_text(), True)
@@ -580,7 +580,11 @@ def test_a_figure_can_be_used_by_all(reader, name):
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
         assert tab.evaluate("cutOff()") == []
         assert tab.locator(TARGETS).evaluate_all(SMALL) == []
-        tab.locator(".live-form").evaluate("x => x.scrollIntoView()")
+        beside = tab.locator(".live-beside").count() and width > 768  # then with the picture
+        edge = "end" if beside else "start"
+        tab.locator(".live-form > .live-controls").evaluate(
+            "(x, block) => x.scrollIntoView({ block })", edge
+        )
         assert tab.locator(".live-numbers dt").first.evaluate(SEEN), "the numbers stay in sight"
     soon(lambda: len(tab.locator(".live-status").text_content().split()) > 8, True)
     tab.emulate_media(media="print")

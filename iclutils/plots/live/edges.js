@@ -65,35 +65,54 @@
 
   const percent = (value) => `${Math.round(100 * value)} %`.replace("-", "−");
   const key = (channel, what) => `<span class="live-key"><svg viewBox="0 0 26 8" aria-hidden="true"><path class="live-edge live-${channel}" d="M0 4h26"/></svg> ${what}</span>`;
-  const LEFT = 36, STEP = 80, RISE = 74, TOP = 22;
-  function picture(m, said) {
-    const layers = m.net.blocks.length, height = TOP + RISE * (layers + 1) + 24;
-    const row = (layer) => height - 24 - RISE * (layer + 1);
+  // Tokens and logits are bars as wide as the picture, so that what begins or ends there runs
+  // straight up, in a lane beside the parts of other layers
+  const STEP = 88, RISE = 72, LEFT = 46, TOP = 30, TINT = { q: "a", k: "b", v: "c" };
+  function picture(m, said, focus) {
+    const layers = m.net.blocks.length, { heads } = m.net, width = LEFT + STEP * heads + 40, height = TOP + RISE * (layers + 1);
+    const row = (layer) => height - RISE * (layer + 1);
     const place = (name) => {
-      if (name === "embed") return [LEFT + 2 * STEP, row(-1)];
-      if (name === "logits") return [LEFT + 2 * STEP, row(layers)];
       const [layer, head] = name.match(/[\d.]+$/)[0].split(".");
-      return head === undefined ? [LEFT + m.net.heads * STEP, row(Number(layer)) - 16] : [LEFT + head * STEP, row(Number(layer))];
+      return head === undefined ? [LEFT + heads * STEP, row(Number(layer)) - 16] : [LEFT + head * STEP, row(Number(layer))];
     };
-    const tint = { q: "a", k: "b", v: "c" };
+    const partOf = (reader) => reader.replace(/^[qkv] /, "").replace("mlp_in", "mlp"), used = new Set();
     const lines = m.kept.slice(0, 160).map((edge) => {
-      const [u, v] = edge.split(">"), [x0, y0] = place(u), [x1, y1] = place(v);
-      const channel = tint[v[0]] && v !== "logits" ? tint[v[0]] : "grey";
-      const aside = x0 === x1 && y0 - y1 > RISE + 20 ? STEP / 2 : 0; // around what stands between
-      return `<path class="live-edge live-${channel}" d="M${x0} ${y0 - 9}C${x0 + aside} ${y0 - 34} ${x1 + aside} ${y1 + 34} ${x1} ${y1 + 9}"/>`;
+      const [u, v] = edge.split(">"), channel = v === "logits" ? undefined : TINT[v[0]], part = partOf(v);
+      used.add(u).add(part);
+      const port = { q: -11, v: 11 }[channel && v[0]] ?? 0; // of a head, where the line comes in
+      let d;
+      if (u === "embed") {
+        const [x, y] = place(part), lane = layerOf(part) < 1 ? x + port : x + (part.startsWith("mlp") ? 30 : STEP / 2 + port / 2);
+        d = `M${lane} ${height - 24}V${y + 44}C${lane} ${y + 26} ${x + port} ${y + 32} ${x + port} ${y + 11}`;
+      } else {
+        const [x, y] = place(u);
+        if (v === "logits") {
+          const lane = layerOf(u) >= layers - 1 ? x : x + (u.startsWith("mlp") ? 30 : STEP / 2);
+          d = `M${x} ${y - 11}C${x} ${y - 32} ${lane} ${y - 26} ${lane} ${y - 44}V${TOP - 6}`;
+        } else {
+          const [to, end] = place(part);
+          d = `M${x} ${y - 11}C${x} ${y - 38} ${to + port} ${end + 38} ${to + port} ${end + 11}`;
+        }
+      }
+      const pale = focus && ![u, part].includes(focus);
+      return `<path class="live-edge live-${channel ?? "grey"}"${pale ? ` style="opacity: 0.12"` : ""} d="${d}"/>`;
     }).join("");
-    const names = ["embed", "logits", ...m.net.blocks.flatMap((_, layer) => [...Array.from({ length: m.net.heads }, (_, h) => `${layer}.${h}`), `mlp ${layer}`])];
+    const names = m.net.blocks.flatMap((_, layer) => [...Array.from({ length: heads }, (_, h) => `${layer}.${h}`), `mlp ${layer}`]);
     const nodes = names.map((name) => {
-      const [x, y] = place(name);
-      return `<text class="live-node" x="${x}" y="${y + 4}" text-anchor="middle">${name === "embed" ? "tokens" : name}</text>`;
+      const [x, y] = place(name), half = name.length > 3 ? 26 : 19;
+      return `<g data-pick='{"focus":"${focus === name ? "" : name}"}'${used.has(name) ? "" : ` opacity="0.45"`}><rect class="live-part${focus === name ? " live-chosen" : ""}" x="${x - half}" y="${y - 11}" width="${2 * half}" height="22" rx="5"/>` +
+        `<text x="${x}" y="${y + 5}" text-anchor="middle">${name}</text><rect class="live-hit" x="${x - STEP / 2}" y="${y - 20}" width="${STEP - 2}" height="40"/></g>`;
     }).join("");
-    return `<svg class="live-wide" viewBox="0 0 ${2 * LEFT + m.net.heads * STEP} ${height}" role="img" aria-label="${said}">${lines}${nodes}</svg>` +
-      `<p class="live-note">Everything flows upwards, from the tokens to the logits. 1.3 is head 3 of layer 1, counted from 0. Each line is a connection (an <i>edge</i>) that is kept${m.kept.length > 160 ? " (160 of them are drawn)" : ""}, into ${key("a", "the queries of a head")}, ${key("b", "its keys")}, ${key("c", "its values")}, ${key("grey", "an MLP or the logits")}. More edges can also leave less copying: a new edge can disturb. A line from a part into which no line leads changes nothing.</p>`;
+    const bars = [["the tokens", height - 24], ["the logits: what it says comes next", TOP - 28]].map(([text, y]) =>
+      `<rect class="live-part" x="2" y="${y}" width="${width - 4}" height="22" rx="5"/><text x="${width / 2}" y="${y + 16}" text-anchor="middle">${text}</text>`).join("");
+    return `<svg class="live-wide" viewBox="0 0 ${width} ${height}" role="img" aria-label="${said}">${lines}${bars}${nodes}</svg>` +
+      `<p class="live-note">Everything flows upwards. 1.3 is head 3 of layer 1, counted from 0. Each line is a connection (an <i>edge</i>) that is kept${m.kept.length > 160 ? " (160 of them are drawn)" : ""}, into ${key("a", "the queries of a head,")} ${key("b", "its keys,")} ${key("c", "its values,")} ${key("grey", "an MLP or the logits.")} Touch a part to see its edges alone. A line from a part into which no line leads changes nothing. A new line can also disturb the copying.</p>`;
   }
 
   Live.figure("edges", {
     title: "Cut the graph: which edges carry the copy?",
-    first: { keep: "strongest", size: 4, off: "", sequence: 1, draw: 1 },
+    beside: true,
+    first: { keep: "strongest", size: 4, off: "", sequence: 1, draw: 1, focus: "" },
     needs: () => ["anchors-3"],
 
     bet: {
@@ -113,6 +132,7 @@
         { kind: "radios", name: "keep", label: "Keep", options: [["strongest", "the strongest edges"], ["random", "random edges, same layers"], [WHOLE, "all edges"]] },
         ...(state.keep === WHOLE ? [] : [size]), ...(state.keep === "random" ? [draw] : []),
         { kind: "range", more: true, name: "sequence", label: "Sequence", min: 1, max: FIRST.length, said: String },
+        { kind: "select", more: true, name: "focus", label: "Show the edges of", options: [["", "all parts"], ...[0, 1, 2, 3].flatMap((layer) => [`${layer}.0`, `${layer}.1`, `${layer}.2`, `${layer}.3`, `mlp ${layer}`]).map((name) => [name, name])] },
         { kind: "checks", more: true, name: "off", label: "Cut as well, of the twelve strongest", options: RANKED.slice(0, LISTED).map((edge, i) => [String(i + 1), words(edge)]) },
       ];
     },
@@ -125,7 +145,7 @@
         ["copying left", percent(m.share), "all edges: 100 %"],
         ["with as many random edges", m.control === null ? "–" : percent(m.control), m.control === null ? "all are kept" : `mean of ${DRAWS} draws`],
       ];
-      return { numbers, view: picture(m, said), said, ...m };
+      return { numbers, view: picture(m, said, state.focus), said, ...m };
     },
 
     tasks: [

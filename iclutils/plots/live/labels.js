@@ -124,7 +124,7 @@
 
     draw(state, parts) {
       const m = measured(state, parts), chance = Math.max(...m.now);
-      const word = (token, i) => `<span class="${m.at.includes(i) ? "live-label" : token < TOPICS.length * 8 ? "" : "live-noise"}${i === m.place ? " live-from" : ""}" style="--look:${m.look[i].toFixed(2)}">${Live.escaped(m.words[token])}</span>`;
+      const word = (token, i) => `<span class="${m.at.includes(i) ? "live-label" : token < TOPICS.length * 8 ? "" : "live-noise"}${i === m.place ? " live-from" : ""}" style="--look:${m.look[i].toFixed(2)}">${Live.escaped(m.words[token].replace("<bos>", "BOS"))}</span>`;
       const ends = [...m.starts.slice(1), m.query, m.tokens.length]; // of each line
       const text = ends.map((end, line) => {
         const own = m.tokens.slice(line ? ends[line - 1] : 0, end), about = Array(TOPICS.length).fill(0);
@@ -138,8 +138,8 @@
         ? `Blue: attention times the gradient of the answer’s loss in layer ${state.layer}, summed over heads, from the framed word; the largest is the strongest.`
         : `Blue: what the framed word looks at in layer ${state.layer}, on average over heads.`;
       const unknown = m.unknown.length ? ` The network does not know: ${Live.escaped(m.unknown.join(", "))}.` : "";
-      const view = `<p class="live-prompt" aria-hidden="true">${text}</p><p class="live-note">${blue} Underlined: label words. Pale: words without a topic. At the end of a line: what it is about.${unknown}</p>` +
-        pairs("Answers: untouched (grey) and now", rows);
+      const view = `<p class="live-prompt" aria-hidden="true">${text}</p><p class="live-note">${blue} Underlined: label words. Pale: words without a topic. At the end of a line: what it is about. Green bar: the answer without a cut.${unknown}</p>` +
+        pairs("How likely each label is: without a cut (grey), and now", rows);
       const more = `<div class="live-row-of">${pairs(`${m.salient ? "Share of a layer’s saliency" : "Attention"}: text to label word (above), label words to the end (below)`, flow)}</div>`;
       const numbers = [
         ["the answer", m.answer, m.answer === m.was ? "as without a cut" : `without the cut ${m.was}`],

@@ -86,8 +86,7 @@
         const ways = Object.keys(WAYS);
         if (ways.some((way) => !memory[way])) return null;
         const lost = ways.filter((way) => memory[way][1] < 0).length;
-        const list = (i, digits) => ways.map((way) => `${digits(memory[way][i])} (${WAYS[way]})`).join(", ");
-        return [lost ? (lost < 3 ? 1 : 2) : 0, `The lead of ${m.prompt.answers[0]} over ${m.prompt.answers[1]} is ${list(1, signed)}. Its probability falls from ${m.whole[0].toFixed(2)} to ${list(0, (p) => p.toFixed(2))}.`];
+        return [lost ? (lost < 3 ? 1 : 2) : 0, `${["In none", "In one", "In two", "In all"][lost]} of the three ways “${m.prompt.answers[1]}” becomes likelier. The lead of “${m.prompt.answers[0]}” is now ${ways.map((way) => `${signed(memory[way][1])} (${WAYS[way]})`).join(", ")}.`];
       },
     },
 
@@ -119,8 +118,8 @@
       const else_ = margin > 0 && p * (1 + Math.exp(-margin)) < 0.5 ? "Most of the probability is now with other words, which are not shown. " : "";
       const note = m.ours ? "Darker: if this head alone is replaced by its mean over other functions, the lead changes more (darkest: by 1.5 nats). A pale head changes little alone; pale heads together can change much. Touch a head to see its effect. " : "";
       const view = `<div class="live-row-of"><div><p class="live-head">The prompt</p><pre tabindex="-1">${lines.join("\n")}</pre></div><div><p class="live-head">The answer</p>${bars(m, state)}</div></div>` +
-        `<p class="live-head">Heads 0 to 8 (rows) of layers 0 to 29 (columns)</p>${map(m, record)}` +
-        `<p class="live-note">${removed}${else_}${note}Crosses: heads whose outputs are replaced. These numbers were computed beforehand; the model does not run in this page.</p>`;
+        `${else_ && `<p class="live-note">${else_}</p>`}<div class="live-later"><p class="live-head">All heads: heads 0 to 8 (rows) of layers 0 to 29 (columns)</p>${map(m, record)}` +
+        `<p class="live-note">${removed}${note}Crosses: heads whose outputs are replaced. These numbers were computed beforehand; the model does not run in this page.</p></div>`;
       return { numbers: numbersNow, view, said, ...m };
     },
 

@@ -7,6 +7,7 @@
 //   draw(state, nets)  -> {numbers: [[name, value, note]], view, said, ..}: three numbers, the
 //                   picture as HTML, and a sentence for those who listen; nets holds the networks
 //                   of the scripts, in their order. Optional: more, a further picture under *More*
+//   beside          optional: whether the numbers stand to the right of the picture, where there is room
 //   bet             optional: {asks, choices: [text], deed, answer(state, drawn, memory, choice)}: a
 //                   question, what to do to find out, and, once the reader's own deeds have answered
 //                   it, [index of the right choice, what they showed]; [null, text] where they only
@@ -217,14 +218,16 @@ const Live = (() => {
       told.textContent = `You bet on “${text}”. ${deed}`;
       if (latest) see(...latest); // where the reader has seen it before
     } }, text));
+    // at the lower edge of the window as long as the reader does not have it in sight
+    const watch = new IntersectionObserver(([{ intersectionRatio }]) => announce(intersectionRatio > 0.9 ? "" : told.textContent), { threshold: 0.9 });
     function see(state, drawn) {
       latest = [state, drawn];
       const [right, text] = (!done && answer(state, drawn, memory, choice)) || [];
       if (text === undefined) return;
       const verdict = choice === null ? "" : choice === right ? "Your bet was right. " : "Your bet was wrong. ";
       told.textContent = verdict + text;
-      const { top, bottom } = told.getBoundingClientRect();
-      announce(top >= 0 && bottom <= innerHeight ? "" : told.textContent); // else the reader has it in sight
+      watch.disconnect();
+      watch.observe(told);
       if (right === null) return;
       done = true;
       buttons.forEach((button, i) => {
@@ -234,6 +237,7 @@ const Live = (() => {
       });
     }
     function clear() {
+      watch.disconnect();
       [choice, memory, done, latest, told.textContent] = [null, {}, false, null, ""];
       for (const button of buttons) {
         button.disabled = false;
@@ -392,7 +396,10 @@ const Live = (() => {
     });
     root.setAttribute("role", "group");
     root.setAttribute("aria-label", figure.title);
-    figures.after(...(wager ? [wager.element] : []), form, status);
+    const stage = make("div", { class: "live-stage" }); // the news stand below what sticks in it
+    view.before(stage);
+    stage.append(view, figures, ...(wager ? [wager.element] : []), form, status);
+    root.classList.toggle("live-beside", figure.beside ?? false);
     root.append(news);
     controls();
     return change;

@@ -101,16 +101,14 @@
       const m = measured(state, parts), gap = m.field.map((value, i) => value - m.other[i]);
       const most = Math.max(2, ...m.other.map(Math.abs));
       const rows = Object.entries(m.away).sort((a, b) => a[1] - b[1]);
-      const per = state.scale === 1 ? "" : `, divided by ${state.scale}`;
-      const moved = state.scale > 1 || ["penalty", "rate"].some((name) => Number(state[name]) !== first[name]);
-      const best = !moved ? "" : ` With the best λ for these very pairs, ridge is ${m.best.ridge.toFixed(2)} away; with the best rate, one step is ${m.best.step.toFixed(2)} away.`;
+      const more = `<p class="live-note">With the best λ for these very pairs, ridge is ${m.best.ridge.toFixed(2)} away; with the best rate, one step is ${m.best.step.toFixed(2)} away.</p>`;
       const view = `<div class="live-row-of live-three">${plane("The network", m.field, state, most)}${plane(NAMES[state.other][0].toUpperCase() + NAMES[state.other].slice(1), m.other, state, most)}` +
         `${plane("The difference", gap, state, most)}</div>` +
-        `<p class="live-note">Blue: above 0; brown: below 0; strongest: ${most.toFixed(1)} or more${per}. Circles: the pairs, with their labels${state.scale === 1 ? "" : ` before they are multiplied by ${state.scale}`}. Distance: how far two maps differ (root of the mean squared difference, over new places drawn as in training)${state.scale === 1 ? "" : `. Maps and distances are shown divided by ${state.scale}: a rule that grows with the labels looks the same`}.${best}</p>`;
+        `<p class="live-note">Blue: above 0; brown: below 0; strongest: ${most.toFixed(1)} or more. Circles: the pairs, with their labels. Distance: how far two maps differ (root of the mean squared difference, over new places drawn as in training).${state.scale === 1 ? "" : ` <b>All labels, maps and distances are shown divided by ${state.scale}</b>: a rule that grows with the labels looks the same.`}</p>`;
       const settings = { ols: "no penalty", ridge: `penalty λ = ${Number(state.penalty).toFixed(2)}`, step: `rate ${Number(state.rate).toFixed(2)}` };
-      const numbers = Object.entries(NAMES).map(([key, name]) => [`distance to ${name}`, m.away[key].toFixed(2), settings[key] + per]);
-      const said = `The network is ${rows.map(([key, value]) => `${value.toFixed(2)} from ${NAMES[key]}`).join(", ")}${per}.`;
-      return { numbers, view, said, ...m };
+      const numbers = Object.entries(NAMES).map(([key, name]) => [`distance to ${name}`, m.away[key].toFixed(2), settings[key]]);
+      const said = `The network is ${rows.map(([key, value]) => `${value.toFixed(2)} from ${NAMES[key]}`).join(", ")}${state.scale === 1 ? "" : `, divided by ${state.scale}`}.`;
+      return { numbers, view, more, said, ...m };
     },
 
     tasks: [

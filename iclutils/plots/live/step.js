@@ -36,18 +36,19 @@
   const x = (rate) => left + (rate / MOST) * width, y = (loss) => top + (1 - loss / ceiling) * height;
   Live.figure("step", {
     title: "The loss of a step over its rate, and a layer in training",
-    first: { rate: 2, at: 0 }, // weights of ten training steps (book/_ext/live.py)
+    beside: true,
+    first: { rate: 0, at: 0 }, // weights of ten training steps (book/_ext/live.py)
     needs: () => ["lsa-1"],
     bet: {
       asks: "The square is the layer before its training. Which way does it take while it is trained?",
       choices: ["down along the curve, all the way", "off the curve, above it, and back to it at the end", "off the curve, below it"],
-      deed: "Now move “The layer” to the end of its training, point by point.",
+      deed: "Now move “How long it has trained” to the end, point by point.",
       answer: (s, m) => (Number(s.at) === 9
-        ? [m.above > 0.05 ? 1 : 0, `After ${m.highest.step} training steps its loss is ${m.above.toFixed(2)} above the curve, worse than a step of the same rate: there the layer does not take a step, for its weights still mix the coordinates of x. In the end it acts like a step of rate ${rounded(m.last.rate)}, with loss ${m.last.loss.toFixed(3)}. The best step has rate ${BEST.toFixed(2)} and loss ${m.best.toFixed(3)}.`] : null),
+        ? [m.above > 0.05 ? 1 : 0, `After ${m.highest.step} training steps the layer is ${m.above.toFixed(2)} above the curve. It answers worse than a step of its rate, for its weights still mix the coordinates of x. In the end it acts like a step of rate ${rounded(m.last.rate)}; the best rate is ${BEST.toFixed(2)}.`] : null),
     },
     fields: () => [
-      { kind: "range", name: "at", label: "The layer: how long it has trained", min: 0, max: 9, said: (i) => `${[0, 30, 40, 45, 50, 55, 60, 80, 100, 3000][i]} training steps` },
-      { kind: "range", name: "rate", label: "Your step of descent: rate η", min: 0, max: MOST, step: 0.1, said: (v) => Number(v).toFixed(1) },
+      { kind: "range", name: "at", label: "How long it has trained", min: 0, max: 9, said: (i) => `${[0, 30, 40, 45, 50, 55, 60, 80, 100, 3000][i]} training steps` },
+      { kind: "range", more: true, name: "rate", label: "Your step of descent: rate η", min: 0, max: MOST, step: 0.1, said: (v) => Number(v).toFixed(1) },
     ],
 
     draw(state, nets) {
@@ -56,16 +57,17 @@
       const trail = nets.slice(0, Number(state.at)).map((net) => `<circle class="live-grey" cx="${x(placed(net).rate).toFixed(1)}" cy="${y(placed(net).loss).toFixed(1)}" r="2.5"/>`).join("");
       const ticks = [0, 2, 4, 6, 8, 10, 12].map((r) => `<text x="${x(r)}" y="${top + height + 18}" text-anchor="middle">${r}</text>`).join("") +
         [0, 0.1, 0.2, 0.3, 0.4, 0.5].map((v) => `<text x="${left - 6}" y="${y(v) + 4}" text-anchor="end">${v.toFixed(1)}</text>`).join("");
-      const said = `Your step at rate ${Number(state.rate).toFixed(1)} has loss ${mine.toFixed(3)}. The layer after ${nets[state.at].step} training steps acts like rate ${rounded(layer.rate)} and has loss ${layer.loss.toFixed(3)}; the best step, at rate ${BEST.toFixed(2)}, ${lossOf(BEST).toFixed(3)}.`;
+      const moved = Number(state.rate) > 0, same = lossOf(layer.rate); // of a step with the layer's rate
+      const said = `The layer after ${nets[state.at].step} training steps acts like rate ${rounded(layer.rate)} and has loss ${layer.loss.toFixed(3)}; a step of that rate has ${same.toFixed(3)}.${moved ? ` Your step at rate ${Number(state.rate).toFixed(1)} has loss ${mine.toFixed(3)}.` : ""}`;
       const view = `<svg class="live-wide" viewBox="0 0 390 ${top + height + 40}" role="img" aria-label="${said}">` +
         `<path class="live-axis" d="M${left} ${top}v${height}h${width}"/>${ticks}<text x="${left + width / 2}" y="${top + height + 36}" text-anchor="middle">rate η of the step</text><text x="${left + 6}" y="${top + 12}">loss</text>` +
-        `<path class="live-line live-a" d="${curve}"/><path class="live-axis" stroke-dasharray="3 3" d="M${x(BEST)} ${top}v${height}"/><text x="${x(BEST) + 5}" y="${top + 12}">best rate ${BEST.toFixed(2)}</text>${trail}` +
-        `<circle class="live-a" cx="${x(state.rate)}" cy="${y(mine)}" r="7"/><rect class="live-b" x="${(x(layer.rate) - 6).toFixed(1)}" y="${(y(layer.loss) - 6).toFixed(1)}" width="12" height="12"/></svg>` +
-        `<p class="live-note">Line: the loss of one step from 0 (half the mean squared error). Disc: your step. Square: the layer. Its place from left to right: the rate of a step, read off its weights. Its height: its loss on ${CONTEXTS} prompts. Grey: the layer earlier in training.</p>`;
+        `<path class="live-line live-a" d="${curve}"/>${trail}` +
+        `${moved ? `<circle class="live-a" cx="${x(state.rate)}" cy="${y(mine)}" r="7"/>` : ""}<rect class="live-b" x="${(x(layer.rate) - 6).toFixed(1)}" y="${(y(layer.loss) - 6).toFixed(1)}" width="12" height="12"/></svg>` +
+        `<p class="live-note">Line: the loss of one step from 0 (half the mean squared error). Square: the layer. Its place from left to right: the rate of a step, read off its weights. Its height: its loss on ${CONTEXTS} prompts. Grey dots: the layer earlier in training.${moved ? " Disc: your step." : ""}</p>`;
       const numbers = [
-        ["loss of your step", mine.toFixed(3), `η = ${Number(state.rate).toFixed(1)}`],
         ["loss of the layer", layer.loss.toFixed(3), `acts like η = ${rounded(layer.rate)}`],
-        ["loss of the best step", lossOf(BEST).toFixed(3), `η = ${BEST.toFixed(2)}`],
+        ["loss of a step of this rate", same.toFixed(3), "on the line"],
+        ...(moved ? [["loss of your step", mine.toFixed(3), `η = ${Number(state.rate).toFixed(1)}`]] : []),
       ];
       const over = (net) => placed(net).loss - lossOf(placed(net).rate);
       const highest = nets.reduce((a, b) => (over(b) > over(a) ? b : a));

@@ -4,6 +4,7 @@
   const PAIRS = 10, EDGE = 5, HIGH = 1, GRID = 101;
   const X = [-4.6, -3.7, -2.9, -1.8, -0.9, 0.2, 1.3, 2.4, 3.4, 4.4];
   const signed = (value) => Number(value).toFixed(2).replace("-", "−");
+  const plain = (value) => String(value).replace("-", "−");
   const bounded = (value, most) => Math.max(-most, Math.min(most, Math.round(value * 50) / 50));
   const first = { point: 1, rate: 0.05, scale: 1 };
   X.forEach((x, i) => Object.assign(first, { [`x${i + 1}`]: x, [`y${i + 1}`]: bounded(0.4 * Math.sin(x + 0.7), HIGH) }));
@@ -18,16 +19,16 @@
     const bent = Float64Array.from([...xs].flatMap((x) => [Math.sin(x), Math.cos(x)]));
     const [a, b] = Algorithms.ols(bent, ys), [w] = Algorithms.step(xs, ys, state.rate);
     const wave = grid.map((x) => a * Math.sin(x) + b * Math.cos(x)), line = grid.map((x) => w * x);
-    const half = answers(net, xs, ys.map((v) => v / 2)).map((v) => 2 * v);
     const root = (list) => Math.sqrt(list.reduce((sum, v) => sum + v * v, 0) / GRID) || 1;
     const grown = state.scale === 1 ? 1 : root(told) / root(answers(net, xs, of("y")));
-    return { told, wave, line, ys, grown, nearer: spread(told, wave), farther: spread(line, wave), bent: spread(told, half) / root(told) };
+    return { told, wave, line, ys, grown, nearer: spread(told, wave), farther: spread(line, wave) };
   }
 
   const left = 44, width = 336, top = 8, height = 210;
   const px = (x) => left + ((x + EDGE) / (2 * EDGE)) * width, py = (y, most) => top + (0.5 - y / (2 * most)) * height;
   Live.figure("waves", {
     title: "A layer behind an MLP fits curves: drag the points",
+    beside: true,
     first,
     needs: () => ["lsa-waves"],
     bet: {
@@ -55,17 +56,17 @@
       const path = (values) => values.reduce((d, v, i) => `${d}${i ? "L" : "M"}${px(grid[i]).toFixed(1)} ${py(Math.max(-most, Math.min(most, v)), most).toFixed(1)}`, "");
       const points = X.map((_, i) => `<g data-drag="${i + 1}"><circle class="live-grip" cx="${px(state[`x${i + 1}`])}" cy="${py(m.ys[i], most)}" r="22"/>` +
         `<circle class="live-dot${Number(state.point) === i + 1 ? " live-chosen" : ""}" cx="${px(state[`x${i + 1}`])}" cy="${py(m.ys[i], most)}" r="6"/></g>`).join("");
-      const ticks = [-4, -2, 0, 2, 4].map((v) => `<text x="${px(v)}" y="${top + height + 18}" text-anchor="middle">${v}</text>`).join("") +
-        [-1, 0, 1].map((v) => `<text x="${left - 6}" y="${py(v * most, most) + 4}" text-anchor="end">${v * most}</text>`).join("");
-      const bent = Number(state.scale) !== 1; // before, it would answer half of the bet
-      const said = `The layer's curve is ${m.nearer.toFixed(2)} from the wave that fits the points best, descent on x ${m.farther.toFixed(2)}.${bent ? ` Twice the answer to half the labels differs from the answer by ${(100 * m.bent).toFixed(0)} percent.` : ""}`;
+      const ticks = [-4, -2, 0, 2, 4].map((v) => `<text x="${px(v)}" y="${top + height + 18}" text-anchor="middle">${plain(v)}</text>`).join("") +
+        [-1, 0, 1].map((v) => `<text x="${left - 6}" y="${py(v * most, most) + 4}" text-anchor="end">${plain(v * most)}</text>`).join("");
+      const scaled = Number(state.scale) !== 1;
+      const said = `The layer's curve is ${m.nearer.toFixed(2)} from the wave that fits the points best, descent on x ${m.farther.toFixed(2)}.${scaled ? ` With ${state.scale} times the labels its answers are ${m.grown.toFixed(1)} times as large.` : ""}`;
       const view = `<svg class="live-wide" data-plane="" viewBox="0 0 390 ${top + height + 26}" role="img" aria-label="${said}"><path class="live-axis" d="M${left} ${top}v${height}h${width}M${left} ${top + height / 2}h${width}"/>${ticks}` +
         `<path class="live-line live-c" d="${path(m.wave)}"/><path class="live-line live-b" d="${path(m.line)}"/><path class="live-line live-a" d="${path(m.told)}"/>${points}</svg>` +
-        `<p class="live-note">Solid line: the layer. Dotted line: the wave a sin x + b cos x that fits the points best. Dashed line: one step of descent on x, at the rate under More; at no rate does it bend.${bent ? " Not linear in the labels: 0 % means that half the labels give half the answer, as in a step of gradient descent." : ""}</p>`;
+        `<p class="live-note">Solid line: the layer. Dotted line: the wave a sin x + b cos x that fits the points best. Dashed line: one step of descent on x, at the rate under More; at no rate does it bend.</p>`;
       const numbers = [
         ["the layer from the wave", m.nearer.toFixed(2), "root mean square over x"],
         ["descent from the wave", m.farther.toFixed(2), `η = ${Number(state.rate).toFixed(2)}`],
-        ...(bent ? [["not linear in the labels", `${(100 * m.bent).toFixed(0)} %`, "0 %: half the labels, half the answer"]] : []),
+        ...(scaled ? [["the layer’s answers grew", `${m.grown.toFixed(1)} times`, `labels and descent: ${state.scale} times`]] : []),
       ];
       return { numbers, view, said, ...m };
     },
@@ -77,9 +78,9 @@
       { text: "Move one point, so that the layer leaves the wave that fits the points best by more than 0.2.",
         seen: [(s, m) => s.scale === 1 && m.nearer > 0.2 && X.filter((_, i) => ["x", "y"].some((name) => s[name + (i + 1)] !== first[name + (i + 1)])).length === 1],
         found: (s, m) => `one point takes it ${m.nearer.toFixed(2)} from the wave.` },
-      { text: "A step of descent from 0 is linear in the labels. Multiply the labels by less than 1, so that the layer is not, by more than 50 %.",
-        seen: [(s, m) => s.scale < 1 && m.bent > 0.5],
-        found: (s, m) => `twice its answer to half of these labels differs by ${(100 * m.bent).toFixed(0)} % from its answer to them.` },
+      { text: "Halve the labels (0.5 times). The answers of a step are halved, too. And those of the layer?",
+        seen: [(s) => Number(s.scale) === 0.5],
+        found: (s, m) => `its answers become ${m.grown.toFixed(2)} times as large.` },
     ],
   });
 }
