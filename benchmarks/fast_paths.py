@@ -21,12 +21,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from iclutils.chapters.contrastive_kernel.dual import dual_form
 from iclutils.chapters.label_anchors.saliency import saliency
 from iclutils.chapters.ridge_ols.algorithms import ridge
-from iclutils.interp import patching
-from iclutils.interp.attribution import edge_attribution
+from iclutils.interp import invariants, patching
+from iclutils.interp.attribution import direct_logits, edge_attribution
 from iclutils.interp.clean_corrupt import CleanCorrupt, copying
 from iclutils.interp.graph import all_heads
 from iclutils.interp.hooks import run_with_hooks
-from iclutils.interp.invariants import blocks
 from iclutils.interp.readout import log_prob
 from iclutils.models import get_act_name, load, logits
 from iclutils.tasks import topics
@@ -150,29 +149,31 @@ def dual():
     compare("dual models of a layer", lambda: dual_form(q, k, v, shown, lower)[1], loop, 1e-8)
 
 
-def invariants():
-    """What is asked of a model once, before its edges are measured, beside one such measure."""
-    model = six_layers()
-    task = copying(model, 8, 25, torch.Generator().manual_seed(0))
+def asked():
+    """Time what is asked of a model once, before its parts are measured, beside such measures."""
 
-    def seconds(way):
+    def seconds(way, *given):
         start = time.process_time()
-        way()
+        way(*given)
         return time.process_time() - start
 
-    measured, asked = (
-        statistics.median(seconds(way) for _ in range(TURNS))
-        for way in (lambda: edge_attribution(model, task), lambda: blocks.__wrapped__(model))
-    )
-    share = 100 * asked / measured
-    print(
-        f"{'asked of each model once':<40} {share:7.1f} % of one attribution of edges", flush=True
-    )
+    edges, effects = [], []
+    for _ in range(TURNS):
+        model = six_layers()  # anew: nothing has been asked of it
+        logits(model, torch.arange(10)[None])  # what only the first pass costs
+        edges.append(seconds(invariants.blocks, model))
+        effects.append(edges[-1] + seconds(invariants._unembedding, model))
+    for way, before in ((edge_attribution, edges), (direct_logits, effects)):
+        for size in ((8, 25), (2, 10)):
+            task = copying(model, *size, torch.Generator().manual_seed(0))
+            measured = statistics.median(seconds(way, model, task) for _ in range(TURNS))
+            name = f"asked once, of {way.__name__} {size[0]} x {size[1]}"
+            print(f"{name:<44} {100 * statistics.median(before) / measured:7.1f} %", flush=True)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    known = {each.__name__: each for each in (prefixes, heads, label_words, dual, invariants)}
+    known = {each.__name__: each for each in (prefixes, heads, label_words, dual, asked)}
     if unknown := [name for name in sys.argv[1:] if name not in known]:
         sys.exit(f"{__doc__}\nThere is no benchmark {unknown[0]!r}, only {', '.join(known)}.")
     for name in sys.argv[1:] or known:

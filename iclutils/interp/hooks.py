@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..errors import IclError, unknown
-from ..models import TransformerBridge, check_tokens, get_act_name
+from ..models import TransformerBridge, check_tokens, get_act_name, no_such_part
 from .invariants import editable, skip_layers
 
 Head = tuple[int, int]
@@ -50,7 +50,12 @@ def run_with_hooks(
 
     with torch.no_grad():
         every: list[Any] = [*hooks, *map(keep, watch)]
-        out = model.run_with_hooks(tokens, fwd_hooks=every, stop_at_layer=stop_at_layer)
+        try:
+            out = model.run_with_hooks(tokens, fwd_hooks=every, stop_at_layer=stop_at_layer)
+        except KeyError as error:
+            if lacking := [name for name, _ in every if repr(name) in str(error)]:
+                raise no_such_part(model, lacking[0]) from None
+            raise
     return out, seen
 
 

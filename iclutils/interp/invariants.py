@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -26,10 +26,20 @@ from ..models import TransformerBridge, cached, get_act_name, logits
 from ..models.checkpoint import first_line
 
 TOLERANCE = 1e-4  # of the largest value: float32 rounds at 1e-7, other architectures differ by 0.1
-PROBE = 6  # tokens of a probe
-EDITED = ("attn.hook_q", "attn.hook_k", "attn.hook_v", "attn.hook_z", "mlp.hook_in", "hook_mlp_out")
-READ = ("attn.hook_in", "hook_in", "hook_attn_out", "hook_out")
+PROBE = 3  # tokens of a probe: with one, a norm whose weights are equal would look like a factor
+GATE = "attn.hook_in"  # NaN there, but not in queries, keys and values, may change nothing
+EDITED: dict[str, tuple[int, int | slice]] = {  # row and position of the probe that get NaN
+    "attn.hook_q": (2, 0),
+    "attn.hook_k": (0, slice(None)),  # every position reads it
+    "attn.hook_v": (1, slice(None)),
+    "attn.hook_z": (2, 1),
+    "mlp.hook_in": (3, 0),
+    "hook_mlp_out": (3, 1),
+    GATE: (2, 2),
+}
+READ = ("hook_in", "hook_attn_out", "hook_out")
 END = "ln_final.hook_in"  # what the logits read
+NORMAL = "unembed.hook_in"  # what the final norm gives
 
 Stream = Float[Tensor, "*#lead d_model"]
 Norm = Callable[[Tensor], Tensor]
@@ -157,30 +167,74 @@ def blocks(model: TransformerBridge) -> tuple[Block, ...]:
     What reads must read what a norm makes of the stream, the parts must sum to the stream, and a
     NaN at each hook by which parts are read or changed must come out again.
     """
-    layers = range(model.cfg.n_layers)
-    parts = (*EDITED, *READ)
-    names = [f"blocks.{layer}.{part}" for layer in layers for part in parts] + [END]
-    if lacking := sorted({*names} - set(model.hook_dict)):
-        _refuse(model, f"it has no {lacking[0]}")
-    seen: dict[str, Tensor] = {}
-
-    def keep(name: str, value: Tensor, hook: object) -> None:
-        if name in seen:  # an edit there would be made twice
-            _refuse(model, f"a run passes {name} twice")
-        seen[name] = value
-
-    with torch.no_grad():
-        hooks: list[Any] = [(name, partial(keep, name)) for name in names]
-        model.run_with_hooks(_probe(model), fwd_hooks=hooks)
-    if dead := [name for name in names if name not in seen]:
-        _refuse(model, f"nothing ever passes {dead[0]}")
+    seen, faults = _try_out(model)
     every = []
-    for layer in layers:
-        own = {part: seen[f"blocks.{layer}.{part}"] for part in parts}
+    for layer in range(model.cfg.n_layers):
+        own = {part: seen[f"blocks.{layer}.{part}"] for part in (*EDITED, *READ)}
         every.append(_wiring(model, layer, own))
     _require(model, seen[END], own["hook_out"], "what the final norm reads")
-    _check_alive(model)
+    if faults:
+        _refuse(model, faults[0])
     return tuple(every)
+
+
+@once
+def _try_out(model: TransformerBridge) -> tuple[dict[str, Tensor], list[str]]:
+    """Run one sequence in five rows. Return what passes the hooks in the last row, which stays as
+    it is, and its logits; and what is wrong with edits in the other rows.
+
+    NaN in a place of ``EDITED`` must change what its block gives (to NaN; after folding, attention
+    becomes 0). Every block gives its rows back as if nothing had been changed, so that one run is
+    enough for all layers.
+    """
+    prefixes = [f"blocks.{layer}." for layer in range(model.cfg.n_layers)]
+    inside = [(prefix, part) for prefix in prefixes for part in (*EDITED, *READ)]
+    names = [prefix + part for prefix, part in inside] + [END]
+    if lacking := sorted({*names} - set(model.hook_dict)):
+        _refuse(model, f"it has no {lacking[0]}")
+    seen, faults = dict[str, Tensor](), list[str]()
+    tokens = _probe(model)[:1].expand(5, -1)
+    places = {**EDITED, END: (0, slice(None))}
+
+    def edit(prefix: str, part: str, value: Tensor, hook: object) -> Tensor:
+        if prefix + part in seen:  # an edit there would be made twice
+            _refuse(model, f"a run passes {prefix}{part} twice")
+        clean = seen[prefix + part] = value[-1:].clone()
+        if part == "hook_out":
+            compare(prefix, ((value - clean).abs() <= TOLERANCE * clean.abs().max()).all(-1))
+            return clean.expand_as(value)
+        if part not in places:
+            return value
+        changed = value.reshape(*tokens.shape, -1).clone()
+        if part in ("attn.hook_q", "attn.hook_k", "attn.hook_v"):
+            changed[EDITED[GATE]] = changed[-1, EDITED[GATE][1]]
+        changed[places[part]] = torch.nan
+        return changed.view_as(value)
+
+    def compare(prefix: str, same: Bool[Tensor, "row pos"]) -> None:
+        for part, place in EDITED.items():
+            unchanged = bool(same[place].all())
+            if unchanged and part != GATE:
+                faults.append(f"a change at {prefix}{part} does not reach what the block gives")
+            if part == GATE and not unchanged:
+                where = f"in layer {prefix.split('.')[1]} heads read more of the stream"
+                faults.append(f"{where} than queries, keys and values do (a gate?)")
+
+    def last(value: Tensor, hook: object) -> Tensor:
+        seen[NORMAL] = value[-1:].clone()
+        return value
+
+    hooks: list[Any] = [(prefix + part, partial(edit, prefix, part)) for prefix, part in inside]
+    hooks += [(END, partial(edit, "", END)), (NORMAL, last)]
+    with torch.no_grad():
+        changed, *same, clean = model.run_with_hooks(tokens, fwd_hooks=hooks)
+    if dead := [name for name in names if name not in seen]:
+        _refuse(model, f"nothing ever passes {dead[0]}")
+    if not _gap(torch.stack(same), clean.expand(len(same), -1, -1)) <= TOLERANCE:
+        faults.append("a change at what a block gives does not reach its logits")
+    if _gap(changed, clean) <= TOLERANCE:
+        faults.append(f"a change at {END} does not reach its logits")
+    return {**seen, "logits": clean[None]}, faults
 
 
 def _wiring(model: TransformerBridge, layer: int, seen: Mapping[str, Tensor]) -> Block:
@@ -195,7 +249,7 @@ def _wiring(model: TransformerBridge, layer: int, seen: Mapping[str, Tensor]) ->
     mlp_read = _fit(model, block, stream, seen["mlp.hook_in"], f"{where}what the MLP reads")
     for channel in "qkv":
         weight, bias = (getattr(attn, f"{part}_{channel.upper()}", None) for part in "Wb")
-        states = torch.einsum("bpd,hdk->bphk", seen["attn.hook_in"], weight)
+        states = (seen["attn.hook_in"][:, None] @ weight).transpose(1, 2)  # no copy of the weight
         states = states if bias is None else states + bias
         _require(model, states, seen[f"attn.hook_{channel}"], f"{where}the {channel} of heads")
     plain = Block(heads_read, mlp_read, parallel, attn.W_O, getattr(attn, "b_O", None))
@@ -240,57 +294,8 @@ def _norms(model: TransformerBridge, owner: Any) -> Iterator[Norm]:
     yield partial(functional.rms_norm, normalized_shape=shape, eps=eps)
 
 
-def _check_alive(model: TransformerBridge) -> None:
-    """Refuse a model in which a hook can be read, but an edit there is lost: NaN at each of them
-    must change what its block gives (to NaN; after folding, attention becomes 0).
-
-    One row more has NaN in what the heads read, but queries, keys and values as they were: there
-    nothing may change. Each hook has a row of its own, and every block gives its rows back as if
-    nothing had been changed: so many rows are enough for all layers. The last stays as it is.
-    """
-    gate, end = len(EDITED), len(EDITED) + 1
-    tokens = _probe(model)[:1, :1].expand(len(EDITED) + 3, -1)
-    hooks: list[Any] = [(END, _spoil(end))]
-
-    def compare(layer: int, value: Tensor, hook: object) -> Tensor:
-        clean = value[-1:]
-        same = ((value - clean).abs() <= TOLERANCE * clean.abs().max()).flatten(1).all(1).tolist()
-        for part, dead in zip(EDITED, same, strict=False):
-            if dead:
-                name = f"blocks.{layer}.{part}"
-                _refuse(model, f"a change at {name} does not reach what the block gives")
-        if not same[gate]:
-            why = f"in layer {layer} heads read more of the stream than queries, keys and values do"
-            _refuse(model, f"{why} (a gate?)")
-        return clean.expand_as(value)
-
-    def restore(value: Tensor, hook: object) -> Tensor:
-        return value.index_copy(0, torch.tensor([gate], device=value.device), value[-1:])
-
-    for layer in range(model.cfg.n_layers):
-        block = f"blocks.{layer}."
-        hooks += [(f"{block}{part}", _spoil(row)) for row, part in enumerate(EDITED)]
-        hooks += [
-            (f"{block}attn.hook_in", _spoil(gate)),
-            (f"{block}hook_out", partial(compare, layer)),
-        ]
-        hooks += [(f"{block}attn.hook_{channel}", restore) for channel in "qkv"]
-    with torch.no_grad():
-        *same, changed, clean = model.run_with_hooks(tokens, fwd_hooks=hooks)
-    if not _gap(torch.stack(same), clean.expand(len(same), -1, -1)) <= TOLERANCE:
-        _refuse(model, "a change at what a block gives does not reach its logits")
-    if _gap(changed, clean) <= TOLERANCE:
-        _refuse(model, f"a change at {END} does not reach its logits")
-
-
-def _spoil(row: int | None = None) -> Callable[[Tensor, object], Tensor]:
-    """Make a hook that puts NaN in one row of a batch, or in all."""
-
-    def spoil(value: Tensor, hook: object) -> Tensor:
-        rows = range(len(value)) if row is None else [row]
-        return value.index_fill(0, torch.tensor(rows, device=value.device), torch.nan)
-
-    return spoil
+def _spoil(value: Tensor, hook: object) -> Tensor:
+    return torch.full_like(value, torch.nan)
 
 
 @once
@@ -311,8 +316,8 @@ def editable(model: TransformerBridge) -> bool:
     scores, pattern = (f"blocks.0.attn.hook_{part}" for part in ("attn_scores", "pattern"))
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the edits that are lost
-        model.run_with_hooks(tokens, fwd_hooks=[(scores, _spoil()), (pattern, keep)], **first)
-        out = model.run_with_hooks(tokens, fwd_hooks=[(pattern, _spoil())], **first)
+        model.run_with_hooks(tokens, fwd_hooks=[(scores, _spoil), (pattern, keep)], **first)
+        out = model.run_with_hooks(tokens, fwd_hooks=[(pattern, _spoil)], **first)
     no_rows = not bool(patterns[0].sum() > 0)  # NaN or, after folding, 0
     return no_rows and bool(out.isnan().any())
 
@@ -322,9 +327,8 @@ def _unembedding(model: TransformerBridge) -> tuple[Norm, float]:
     """Return the norm before the unembedding, and the factor between what the unembedding gives and
     the logits (Cohere, Granite), 1 for most. Refuses a model whose logits are not linear in what
     this norm gives, as under a soft cap (Gemma-2): there no part of a logit is due to one head."""
-    names = [get_act_name("resid_post", model.cfg.n_layers - 1), "unembed.hook_in"]
-    said, cache = cached(model, _probe(model), names)
-    end, normal = (cache[name] for name in names)
+    seen, _ = _try_out(model)
+    end, normal, said = (seen[name] for name in (END, NORMAL, "logits"))
     norm = _fit(model, model, end, normal, "what the unembedding reads") or (lambda stream: stream)
     if freeze(norm, end) is None:
         _refuse(model, "its final norm is neither LayerNorm nor RMSNorm")

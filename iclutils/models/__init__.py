@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         load,
         local_folder,
         logits,
+        no_such_part,
         random_init,
         start_tokens,
         token_ids,
@@ -43,28 +44,11 @@ _LIBRARIES = {
     "get_act_name": "transformer_lens.utilities",
     "PreTrainedModel": "transformers",
 }
-_LANGUAGE = [
-    "HUB",
-    "bos",
-    "cached",
-    "check_tokens",
-    "edit_weights",
-    "encode",
-    "kind",
-    "load",
-    "local_folder",
-    "logits",
-    "random_init",
-    "start_tokens",
-    "token_ids",
-    "tokenizer",
-    "word_tokenizer",
-    "words",
-]
+_ROOMS = ("checkpoint", "language", "lsa", "regressors", "storage")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in (*_LIBRARIES, *_LANGUAGE):
+    if name.startswith("_") or name in _ROOMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_lasting(_LIBRARIES.get(name, f"{__name__}.language"))
     value = globals()[name] = getattr(module, name)

@@ -483,9 +483,21 @@ def cached(
     With hooks, or up to a layer alone, see ``interp.hooks.run_with_hooks``.
     """
     check_tokens(model, tokens)
-    wanted = names if callable(names) else set(names).__contains__
+    named = set[str]() if callable(names) else set(names)
+    wanted = names if callable(names) else named.__contains__
     with torch.no_grad():
-        return model.run_with_cache(tokens, names_filter=wanted)
+        logits, cache = model.run_with_cache(tokens, names_filter=wanted)
+    if lacking := sorted(named - cache.keys()):
+        raise no_such_part(model, lacking[0])
+    return logits, cache
+
+
+def no_such_part(model: TransformerBridge, name: str) -> IclError:
+    """Make the refusal of a model that lacks what a measure reads or changes."""
+    return IclError(
+        f"This model ({model.original_model.config.model_type}) has no {name}, which is read or "
+        "changed here. Its predictions and its attention can be measured all the same."
+    )
 
 
 def _pinned(name: str) -> HubModel:

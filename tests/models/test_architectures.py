@@ -59,7 +59,8 @@ def test_a_model_that_fits_no_known_way_is_refused(tmp_path, monkeypatch):
     with pytest.raises(IclError, match=r"\(phi\).* what the MLP reads is no norm .* off by \d"):
         architectures.edges(case, "qkv")
     monkeypatch.undo()
+    case = replace(case, model=models.load(tmp_path))  # a model is tried once
     case.model.set_use_hook_mlp_in(True)
-    monkeypatch.setattr(invariants, "EDITED", (*invariants.EDITED, "hook_mlp_in"))
+    monkeypatch.setitem(invariants.EDITED, "hook_mlp_in", (3, 2))
     with pytest.raises(IclError, match=r"nothing ever passes blocks\.0\.hook_mlp_in"):
         architectures.direct_effects(case)

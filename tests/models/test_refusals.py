@@ -16,6 +16,7 @@ from iclutils.tasks import topics
 from tools.architectures import save
 
 small = partial(models.load, "induction-0")
+MISSING = "blocks.2.hook_mlp_out"  # it has two layers
 
 
 def answers(xs, ys):
@@ -34,6 +35,11 @@ def answers(xs, ys):
         (lambda: models.load("a/b@" + "a" * 40), "Could not fetch a/b at aaaaaaaaaaaa .*mini tier"),
         (lambda: models.logits(small(), tokens(1, 97)), "97 tokens and the model reads at most 96"),
         (lambda: models.logits(small(), torch.tensor([[1, 512]])), "Token ids must lie in"),
+        (
+            lambda: models.cached(small(), tokens(1, 4), [MISSING]),
+            "no blocks.2.hook_mlp_out, which",
+        ),
+        (lambda: hooks.run_with_hooks(small(), tokens(1, 4), [], [MISSING]), "no blocks.2.hook_ml"),
         (lambda: answers(torch.zeros(1, 4, 5, 2), torch.zeros(1, 4, 5)), "3 dimensions; got 2"),
         (lambda: answers(torch.zeros(1, 4, 6, 3), torch.zeros(1, 4, 6)), "1 to 5 pairs.*got 6"),
         (
@@ -75,8 +81,8 @@ TOKENS = torch.randint(1, 59, (2, 11), generator=seeded(0))
             "in texts of more than 16 tokens, .*12 and 23 tokens",
         ),
         ("BLOOM", lambda m: weights.qk_matching(m, (0, 0), (2, 0)), "There is no head 2.0"),
-        (LATENT, lambda m: weights.qk_matching(m, (0, 0), (1, 0)), "4 heads have 6 queries"),
-        (LATENT, lambda m: weights.composition_scores(m, "V"), "4 heads have 6 queries"),
+        (LATENT, lambda m: weights.qk_matching(m, (0, 0), (1, 0)), "4 heads have 3 queries"),
+        (LATENT, lambda m: weights.composition_scores(m, "V"), "4 heads have 3 queries"),
         ("GPT-J", lambda m: at_query.read(m, TOKENS), "editing the attention"),
         ("GPT-J", lambda m: hooks.cut_attention(m, {}), "only after using it"),
         ("GPT-Neo", lambda m: kv_cache.keys_values(m, TOKENS), "sliding window"),
