@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from scipy.optimize import linear_sum_assignment
 from torch import Generator, Tensor
 
+from ...interp.invariants import blocks
 from ...models import TransformerBridge, cached, get_act_name
 
 
@@ -35,11 +36,14 @@ def overlap_excess(a: Set[int], b: Set[int], layer: Int[Tensor, "item"]) -> floa
 def head_outputs(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "layer head sample d_model"]:
-    """Return what every head writes (z W_O) at all positions but the first, for ``cka``."""
+    """Return what every head adds to the residual stream at all positions but the first, for
+    ``cka``; a norm that stands between (Gemma-2) keeps the scale of the run."""
     names = [get_act_name("z", layer) for layer in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
-    z = [cache[name][:, 1:].flatten(0, 1).transpose(0, 1) for name in names]
-    return torch.stack(z) @ model.W_O
+    z = [cache[name][:, 1:].flatten(0, 1) for name in names]  # (sample, head, d_head)
+    written = torch.stack([each.transpose(0, 1) for each in z]) @ model.W_O
+    parts = zip(blocks(model), z, written, strict=True)
+    return torch.stack([block.share(each, own) for block, each, own in parts])
 
 
 def cka(a: Float[Tensor, "a sample d_a"], b: Float[Tensor, "b sample d_b"]) -> Float[Tensor, "a b"]:

@@ -12,8 +12,10 @@ from scipy.stats import ortho_group
 from tiny import save_gpt2
 
 from iclutils.chapters.attention_circuits import stability
+from iclutils.interp import graph
 from iclutils.models import edit_weights, load
 from iclutils.tasks.repeated import repeated_tokens
+from tools.architectures import save
 
 
 def test_overlap_by_enumeration():
@@ -30,6 +32,18 @@ def test_overlap_by_enumeration():
         chance = sum(len(fixed & s) for s in sets) / len(sets)
         got = stability.overlap_excess(fixed, frozenset(shown), layer)
         assert got == pytest.approx(len(fixed & shown) - chance)
+
+
+# Would catch z W_O where a norm stands between that and the stream: its scale is each position's.
+@pytest.mark.parametrize("name", ["Gemma-2", "Granite"])
+def test_what_heads_write_is_what_reaches_the_stream(name, tmp_path):
+    save(name, tmp_path)
+    model, ids = load(tmp_path), torch.randint(60, (2, 7), generator=seeded(0))
+    nodes = graph.all_heads(model)
+    expected = graph.component_outputs(model, ids, nodes)
+    found = stability.head_outputs(model, ids).flatten(0, 1)
+    for node, own in zip(nodes, found, strict=True):
+        torch.testing.assert_close(own, expected[node][:, 1:].flatten(0, 1))
 
 
 def permuted(network, order):
