@@ -35,7 +35,7 @@ def has(name: str) -> bool:
     return name in names() or name in names(trained())
 
 
-def home(name: str) -> Path:
+def model_folder(name: str) -> Path:
     """Return the folder of a model that is shipped or was trained here."""
     if not has(name):
         raise unknown("zoo model", name, names())
@@ -44,12 +44,12 @@ def home(name: str) -> Path:
 
 def steps(name: str) -> list[int]:
     """Return the training steps whose weights are there, in order; the last are the model's."""
-    return sorted(int(p.name.removeprefix("step-")) for p in home(name).glob("step-*"))
+    return sorted(int(p.name.removeprefix("step-")) for p in model_folder(name).glob("step-*"))
 
 
 def curves(name: str) -> dict[str, list[Any]]:
     """Return the columns that chapters measured along a training: ``step`` and the measures."""
-    lines = (home(name) / "curves.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (model_folder(name) / "curves.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     return {key: [row[key] for row in rows] for key in rows[0]}
 
@@ -62,11 +62,11 @@ def folder(name: str, step: int | None = None) -> Path:
         raise unknown(f"training step of {name}", step, known)
     inside = f"step-{step:05d}"
     check_sums(
-        home(name),
+        model_folder(name),
         [f"{inside}/config.json", f"{inside}/model.safetensors"],
         f"Reinstall the package, or rebuild the model with: python -m training {name}",
     )
-    return home(name) / inside
+    return model_folder(name) / inside
 
 
 def find(name_or_path: str | Path, step: int | None = None) -> Path:
@@ -84,4 +84,4 @@ def find(name_or_path: str | Path, step: int | None = None) -> Path:
 
 def read_card(name: str) -> str:
     """Return the model card (Markdown)."""
-    return (home(name) / "README.md").read_text(encoding="utf-8")
+    return (model_folder(name) / "README.md").read_text(encoding="utf-8")

@@ -24,7 +24,7 @@ from training import curves, induction, language, loop, lsa, regression
 def test_a_shipped_model_is_that_of_its_recipe(name):
     plan = recipes.recipe(name)
     assert zoo.steps(name) == sorted(plan.kept or plan.checkpoints)
-    assert (zoo.home(name) / "curves.jsonl").is_file() == bool(plan.curve)
+    assert (zoo.model_folder(name) / "curves.jsonl").is_file() == bool(plan.curve)
     assert not plan.curve or zoo.curves(name)["step"] == list(plan.checkpoints)
     if isinstance(plan, language.LanguageRecipe):
         config = models.load(name).cfg
@@ -53,7 +53,7 @@ def test_the_weights_of_step_0_are_drawn_again_bit_for_bit(name, load):
 )
 def test_a_logged_curve_is_what_the_kept_checkpoints_give(measure, name, steps):
     logged = zoo.curves(name)
-    rows = measure(zoo.home(name), steps)
+    rows = measure(zoo.model_folder(name), steps)
     at = [logged["step"].index(step) for step in steps]
     for key, values in logged.items():
         expected = [values[i] for i in at]

@@ -1,4 +1,4 @@
-"""Failures: five kinds planted on purpose, the signs that they show, and the part to blame.
+"""Failures: five kinds planted on purpose, the symptoms that they show, and the part to blame.
 
 Rows of attention become even (``even``: rank collapse; Dong et al. 2021), go to the first token
 (``sink``; Xiao et al. 2024) or land one source too early (``misrouted``); edges carry their
@@ -32,10 +32,10 @@ from ...models import TransformerBridge, get_act_name
 
 KINDS = ("even", "sink", "cut", "misrouted", "overactive")
 EXCESS = 4.0  # times what an overactive head should write
-COMPARED = ("length", "push", "distance", "entropy")  # signs of an anomaly
+COMPARED = ("length", "direct_effect", "distance", "entropy")  # symptoms of an anomaly
 ENOUGH = 0.2  # share of the lost score that a part to blame brings back
 
-Signs = dict[Node, dict[str, Float[Tensor, "_"]]]  # by component and sign, (case)
+Symptoms = dict[Node, dict[str, Float[Tensor, "_"]]]  # by component and name, (case)
 Covariances = Mapping[Node, LedoitWolf]
 Pattern = Float[Tensor, "batch dest src"]
 
@@ -137,27 +137,26 @@ def fit_covariances(model: TransformerBridge, healthy: CleanCorrupt) -> Covarian
     return {node: LedoitWolf().fit(_mean(write)) for node, write in writes.items()}
 
 
-def signs(
+def symptoms(
     model: TransformerBridge,
     task: CleanCorrupt,
     hooks: Sequence[Hook] = (),
     covariances: Covariances | None = None,
-) -> Signs:
+) -> Symptoms:
     """Return what every head and MLP layer shows in every case under ``hooks``.
 
     Means over scored positions: ``length`` of its write; of heads ``entropy`` of attention over
     that of even attention, attention to the ``first`` token and, if the task has one, to the
-    answer's ``source``. ``push`` is the size of the mean direct effect on the answer's logit
-    (nats), and, with ``covariances``, ``distance`` (Mahalanobis) that of the mean write from the
-    usual one.
+    answer's ``source``. ``direct_effect`` is the size of the mean one on the answer's logit (nats)
+    and, with ``covariances``, ``distance`` (Mahalanobis) that of the mean write from the usual.
     """
     writes, seen = _writes(model, task, hooks)
     end = get_act_name("resid_post", model.cfg.n_layers - 1)
     toward = answer_direction(model, task, seen[end])  # (case, entry, d_model)
-    out: Signs = {}
+    out: Symptoms = {}
     for node, write in writes.items():  # (case, entry, d_model)
         own = {"length": write.norm(dim=-1).mean(-1)}
-        own["push"] = (write * toward).sum(-1).mean(-1).abs()
+        own["direct_effect"] = (write * toward).sum(-1).mean(-1).abs()
         if covariances is not None:
             distance = torch.as_tensor(covariances[node].mahalanobis(_mean(write)))
             own["distance"] = distance.clamp(min=0).sqrt()
@@ -172,13 +171,13 @@ def signs(
     return out
 
 
-def anomalous(cases: Signs, healthy: Signs) -> list[Node]:
-    """Return the components of which a sign of ``COMPARED`` differs from healthy cases
+def anomalous(cases: Symptoms, healthy: Symptoms) -> list[Node]:
+    """Return the components of which a symptom of ``COMPARED`` differs from healthy cases
     (Mann-Whitney, false discoveries over all held at 5 %; Benjamini and Hochberg 1995). Refuse
-    two that do not show the same signs."""
+    two that do not show the same symptoms."""
     columns = [(node, name) for node, own in cases.items() for name in COMPARED if name in own]
     if any(name not in healthy.get(node, {}) for node, name in columns):
-        raise IclError("Cases and healthy ones show other signs: give both the same covariances.")
+        raise IclError("Healthy cases show other symptoms: give both the same covariances.")
     pair = [np.stack([side[node][name] for node, name in columns], 1) for side in (cases, healthy)]
     p = torch.as_tensor(np.nan_to_num(mannwhitneyu(*pair, axis=0).pvalue, nan=1.0))
     odd = benjamini_hochberg(p, 0.05).tolist()
@@ -197,7 +196,7 @@ def diagnose(
     task: CleanCorrupt,
     hooks: Sequence[Hook],
     covariances: Covariances,
-    healthy: Signs,
+    healthy: Symptoms,
 ) -> Diagnosis:
     """Find what is unusual in cases under ``hooks`` against ``healthy`` ones, and what is to blame;
     refuse cases that lose nothing.
@@ -209,7 +208,7 @@ def diagnose(
     if abs(float(lost)) < CONSTANT:
         raise IclError("These cases lose nothing: there is no failure to explain.")
     broken, own, broken_alone = (
-        signs(model, task, some, covariances)
+        symptoms(model, task, some, covariances)
         for some in (hooks, (), [*hooks, *healthy_inputs(model, task)])
     )
     odd, odd_alone = anomalous(broken, healthy), anomalous(broken_alone, own)

@@ -47,7 +47,7 @@ def test_signs_by_another_way(model):
     """Entropy by SciPy, effects by ``direct_logits``, distances by hand."""
     fitted, task = (copying(model, n, 6, seeded()) for n in (10, 4))
     covariances = failures.fit_covariances(model, fitted)
-    seen = failures.signs(model, task, covariances=covariances)
+    seen = failures.symptoms(model, task, covariances=covariances)
     writers, direct = graph.model_graph(model).writers, direct_logits(model, task)
     assert [*seen] == [node for node in writers if node.kind != "embed"]
     names = [get_act_name("pattern", layer) for layer in range(model.cfg.n_layers)]
@@ -61,7 +61,7 @@ def test_signs_by_another_way(model):
         spread = np.linalg.inv(LedoitWolf().fit(usual).covariance_)
         expected = {
             "length": write.norm(dim=-1).mean(-1).numpy(),
-            "push": direct[writers.index(node)].abs().numpy(),
+            "direct_effect": direct[writers.index(node)].abs().numpy(),
             "distance": np.sqrt(np.einsum("ci,ij,cj->c", away, spread, away)),
         }
         if node.kind == "head":
@@ -83,7 +83,7 @@ def test_anomalies_are_those_of_scipy_one_by_one():
     nodes = head(0, 0), head(0, 1), Node("mlp", 0)
     sides = [
         {
-            u: dict(zip(("length", "push"), x[:, 2 * i :].T, strict=False))
+            u: dict(zip(("length", "direct_effect"), x[:, 2 * i :].T, strict=False))
             for i, u in enumerate(nodes)
         }
         for x in (cases, healthy)
@@ -100,7 +100,7 @@ def bench(wired):
     """Cases to break, and what is usual."""
     fitted, other, cases = (copying(wired, n, 11, seeded(i)) for i, n in enumerate((40, 40, 20)))
     covariances = failures.fit_covariances(wired, fitted)
-    return cases, covariances, failures.signs(wired, other, covariances=covariances)
+    return cases, covariances, failures.symptoms(wired, other, covariances=covariances)
 
 
 @pytest.mark.parametrize("kind", KINDS)
