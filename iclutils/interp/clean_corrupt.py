@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
-from ..errors import IclError, unknown
+from ..errors import IclError
 from ..models import TransformerBridge
 from ..tasks.prompts import Prompts
 from ..tasks.repeated import repeated_tokens
@@ -119,23 +119,17 @@ def copying(
     count: int,
     length: int,
     generator: Generator,
-    corruption: str = "fresh",
     narrow: bool = False,
 ) -> CleanCorrupt:
     """Predict the second copy of ``length`` distinct random tokens (chapter 01's task).
 
-    Corrupt: the first copy is another draw (``"fresh"``), or in reverse order (``"shuffled"``), so
-    that every token still occurs. ``narrow``: softmax over the second copy's tokens alone.
+    Corrupt: the first copy is another draw. ``narrow``: softmax over the second copy's tokens
+    alone.
     """
-    if corruption not in ("fresh", "shuffled"):
-        raise unknown("corruption", corruption, ["fresh", "shuffled"])
     clean = repeated_tokens(model, count, length, generator, distinct=True).tokens
     first, corrupt = slice(1, length + 1), clean.clone()
-    if corruption == "fresh":
-        other = repeated_tokens(model, count, length, generator, distinct=True)
-        corrupt[:, first] = other.tokens[:, first]
-    else:  # backwards: no token keeps its successor
-        corrupt[:, first] = clean[:, first].flip(1)
+    other = repeated_tokens(model, count, length, generator, distinct=True)
+    corrupt[:, first] = other.tokens[:, first]
     at = torch.arange(length + 1, 2 * length, device=clean.device).expand(count, -1)
     return CleanCorrupt(
         clean=clean,

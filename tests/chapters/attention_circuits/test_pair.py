@@ -12,23 +12,23 @@ from iclutils.interp.graph import Node, all_heads, head
 from iclutils.models import load
 
 PLACES = [
-    ((0, 0), (1, 1), 2, "fresh"),
-    ((0, 1), (2, 0), 3, "shuffled"),
-    ((1, 0), (2, 1), 3, "fresh"),
+    ((0, 0), (1, 1), 2),
+    ((0, 1), (2, 0), 3),
+    ((1, 0), (2, 1), 3),
 ]
 LENGTH = 11
 
 
-def copying(model, count=8, length=LENGTH, corruption="fresh"):
-    return clean_corrupt.copying(model, count, length, seeded(), corruption)
+def copying(model, count=8, length=LENGTH):
+    return clean_corrupt.copying(model, count, length, seeded())
 
 
-@pytest.mark.parametrize(("previous", "induction", "layers", "corruption"), PLACES)
-def test_wired_pair_is_found(tmp_path, previous, induction, layers, corruption):
+@pytest.mark.parametrize(("previous", "induction", "layers"), PLACES)
+def test_wired_pair_is_found(tmp_path, previous, induction, layers):
     """Catches heads in another order, a path into queries or values, and a wrong distance."""
     save_wired(tmp_path, (previous,), (induction,), layers)
     model = load(tmp_path)
-    task = copying(model, corruption=corruption)
+    task = copying(model)
     found = pair.find_induction_circuit(model, task)
     assert (found.previous, found.induction) == (head(*previous), head(*induction))
     assert found.edges == ((head(*previous), Node("k", *induction)),)
