@@ -150,7 +150,12 @@ def dual():
 
 
 def asked():
-    """Time what is asked of a model once, before its parts are measured, beside such measures."""
+    """Time what is asked of a model once, before its parts are measured, beside such measures.
+
+    It is one pass of fifteen tokens, and some products. On two cores of an EPYC it took 1.7 % of
+    the edges of 8 sequences of 51 tokens and 17 % of those of 2 of 21; of direct effects, which
+    are one pass themselves, 15 % and 83 %. (SmolLM2: 10 % of the short edges, 0.26 s in all.)
+    """
 
     def seconds(way, *given):
         start = time.process_time()
