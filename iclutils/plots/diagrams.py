@@ -33,17 +33,17 @@ def induction_pair(
 ) -> Figure:
     """Draw a previous-token head and an induction head at work (Olsson et al. 2022).
 
-    Tokens below, the first head's output in the middle, the second's on top, the steps as sentences
-    below. The last token is continued; attention under 0.05 is left out.
+    Tokens below, the first head's output in the middle, the second's on top, with the attention of
+    the two steps. The last token is continued; attention under 0.05 is left out.
     """
     n = len(tokens)
     at, after = n - 1, int(induction[-1].argmax())
     before = int(previous[after].argmax())
     across = max(0.7, 0.3 + 0.075 * max(map(len, tokens)))
     width = max(6.0, across * n + 1.0)
-    axes = _sheet(width, 4.1)
+    axes = _sheet(width, 3.1)
     xs = [(width + 0.8 - across * (n - 1)) / 2 + across * i for i in range(n)]
-    low, middle, top = 1.35, 2.35, 3.4
+    low, middle, top = 0.2, 1.2, 2.25
     for i, token in enumerate(tokens):
         _box(axes, (xs[i], low), token, across - 0.1)
         for y in (middle, top):
@@ -60,20 +60,11 @@ def induction_pair(
     _box(axes, (xs[after], middle), note, 0.16 + 0.065 * len(note), BLUE)
     _box(axes, (xs[at], top + 0.2), tokens[after], across - 0.1, ORANGE)
     _say(axes, (xs[at] - across / 2 - 0.05, top + 0.2), "predicted next:", "right")
+    look = f"{previous[after, before]:.2f}", f"{induction[at, after]:.2f}"
+    _say(axes, ((xs[before] + xs[after]) / 2 - 0.1, middle - 0.35), look[0], "right", color=BLUE)
+    _say(axes, ((xs[after] + xs[at]) / 2, middle + 0.33), look[1], "left", color=ORANGE)
     for y, name in zip((low + 0.5, middle + 0.62), PAIR, strict=True):
-        axes.text(0.1, y, fill(name, 12), va="center", size=8, color=GREY, linespacing=1.0)
-    steps = (
-        f"1  {PAIR[0]}: “{tokens[after]}” looks one back and notes that “{tokens[before]}” "
-        f"came before it (attention {previous[after, before]:.2f}).",
-        f"2  K-composition: the note becomes a key. The last “{tokens[at]}” asks who comes after "
-        f"“{tokens[at]}”, and finds “{tokens[after]}” (attention {induction[at, after]:.2f}).",
-        f"3  {PAIR[1]}: it copies what it found, and “{tokens[after]}” is predicted next.",
-    )
-    y = 1.05
-    for text, colour in zip(steps, (BLUE, ORANGE, ORANGE), strict=True):
-        lines = fill(text, int(width * 15.5), subsequent_indent="    ")
-        axes.text(0.1, y, lines, size=8.5, va="top", color=colour, linespacing=1.25)
-        y -= 0.17 * (lines.count("\n") + 1) + 0.03
+        axes.text(0.1, y, fill(name, 12), va="center", size=9, color=GREY, linespacing=1.0)
     return axes.figure  # type: ignore[return-value]
 
 
@@ -219,11 +210,11 @@ def patched_edge(
     """Draw one edge patched (Wang et al. 2022): the clean run, the corrupt run, the clean run in
     which what one component passes to another is the corrupt run's; and what each gives.
     """
-    axes = _sheet(6.6, 3.15)
+    axes = _sheet(6.6, 3.5)
     runs = (
-        ("clean", "the prompt as it is", clean, BLUE),
-        ("corrupt", "another prompt", corrupt, ORANGE),
-        ("patched", "clean, but for the orange edge", patched, BLUE),
+        ("clean", "our row", clean, BLUE),
+        ("corrupt", "another row", corrupt, ORANGE),
+        ("patched", "our row, but for the orange path", patched, BLUE),
     )
     for i, (name, what, value, colour) in enumerate(runs):
         left = 0.35 + 2.2 * i

@@ -106,18 +106,18 @@ def name_lines(axes: Axes) -> None:
 
 
 def halves(
-    mean: Float[Tensor, "entry"], se: Float[Tensor, "entry"], length: int, uniform: float
+    mean: Float[Tensor, "place"], se: Float[Tensor, "place"], length: int, even: float
 ) -> Figure:
-    """Draw log-probability of the next token by position, the two copies in two colours;
-    ``uniform`` is that of guessing evenly."""
+    """Draw the loss of the next token by place, the two copies in two colours; ``even`` is the
+    loss of an even guess."""
     figure, (axes,) = canvas(width=4.2)
     spans = {"first copy": range(length), "second copy": range(length, len(mean))}
     for (name, span), colour in zip(spans.items(), (BLUE, ORANGE), strict=True):
         axes.errorbar(span, mean[span], se[span], fmt="o-", ms=3, lw=1, color=colour)
-        axes.text(span[len(span) // 2], uniform / 2, name, color=ink(colour), ha="center")
-    axes.axhline(uniform, color=GREY, ls="--", lw=1)
-    axes.text(len(mean) - 1, uniform, "even guess", color=GREY, ha="right", va="bottom", size=9)
-    axes.set(xlabel="entry (about the next token)", ylabel="log p, nats")
+        axes.text(span[len(span) // 2], even / 2, name, color=ink(colour), ha="center")
+    axes.axhline(even, color=GREY, ls="--", lw=1)
+    axes.text(len(mean) - 1, even, "even guess", color=GREY, ha="right", va="bottom", size=9)
+    axes.set(xlabel="place in the row", ylabel="loss of the next token (nats)", ylim=(-0.3, None))
     return figure
 
 
