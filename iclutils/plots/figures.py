@@ -224,9 +224,11 @@ def shares(
     return figure
 
 
-def dots(panels: Mapping[str, Mapping[str, Mapping[str, Values]]]) -> Figure:
+def dots(
+    panels: Mapping[str, Mapping[str, Mapping[str, Values]]], colours: Sequence[str] = COLOURS
+) -> Figure:
     """Draw rows of dots, the first on top: a panel for each quantity, in it a row for each name, in
-    it every value of each series, by colour.
+    it every value of each series, in the colour of the series.
     """
     series = list(dict.fromkeys(n for lines in panels.values() for x in lines.values() for n in x))
     width = 7.0 if len(panels) > 1 else 4.2
@@ -239,11 +241,11 @@ def dots(panels: Mapping[str, Mapping[str, Mapping[str, Values]]]) -> Figure:
                 place = series.index(name)
                 shift = 0.3 * (place - (len(series) - 1) / 2) / max(1, len(series) - 1)
                 ax.plot(points, [height + shift] * len(points), "o", ms=5, alpha=0.75, mew=0,
-                        color=COLOURS[place])  # fmt: skip
+                        color=colours[place])  # fmt: skip
         ax.set_yticks(range(len(lines)), list(lines))
         ax.set(xlabel=quantity, ylim=(len(lines) - 0.5, -0.5))
         ax.grid(axis="y", color=GREY, alpha=0.25)
-    marks = [Line2D([], [], ls="", marker="o", color=COLOURS[i]) for i in range(len(series))]
+    marks = [Line2D([], [], ls="", marker="o", color=colours[i]) for i in range(len(series))]
     if len(series) > 1:
         figure.legend(marks, series, loc="outside lower center", ncols=in_a_row)
     return figure
