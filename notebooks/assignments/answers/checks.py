@@ -20,7 +20,7 @@ import textwrap
 import types
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -176,9 +176,7 @@ def guarded(name: str, answer: Any) -> Callable[..., Any]:
     """Return a student's function with copies of its inputs; what it raises is a ``Mistake``."""
     if not callable(answer):
         raise Mistake(f"`{name}` should be a function; it is a {type(answer).__name__}.")
-    for each in mentioned(answer):
-        if each.startswith(MEASURES) and not each.startswith(TOOLS):
-            raise Mistake(f"`{name}` uses {each[:-1]}. Write it yourself, on tensors.")
+    refuse_measures(name, answer)
 
     def call(*args: Any) -> Any:
         copies = [a.clone() if isinstance(a, Tensor) else a for a in args]
@@ -193,16 +191,17 @@ def guarded(name: str, answer: Any) -> Callable[..., Any]:
     return call
 
 
-def mentioned(answer: Callable[..., Any]) -> Iterator[str]:
-    """Yield the modules (with a dot behind) that a function, and those of its file that it calls,
-    refer to."""
+def refuse_measures(name: str, answer: Callable[..., Any]) -> None:
+    """Raise ``Mistake`` if a function, or one of its own file that it calls, refers to a measure of
+    this package."""
     codes, known = [getattr(answer, "__code__", None)], getattr(answer, "__globals__", {})
     for code in filter(None, codes):  # which grows
         codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
-        for name in code.co_names:  # also of an import inside the function
-            value = known.get(name)
-            yield f"{getattr(value, '__module__', getattr(value, '__name__', ''))}."
-            yield f"{name}."
+        for word in code.co_names:  # also of an import inside the function
+            value = known.get(word)
+            for module in (getattr(value, "__module__", getattr(value, "__name__", "")), word):
+                if f"{module}.".startswith(MEASURES) and not f"{module}.".startswith(TOOLS):
+                    raise Mistake(f"`{name}` uses {module}. Write it yourself, on tensors.")
             helper = getattr(value, "__code__", None)
             if getattr(value, "__globals__", None) is known and helper not in codes:
                 codes.append(helper)
@@ -226,10 +225,9 @@ def plain(value: Any) -> Any:
 def compare(got: Any, truth: Any, mistakes: Mapping[str, Any], tolerance: float = SINGLE) -> None:
     """Return if ``got`` is the truth; otherwise raise the mistake that gives the same."""
     if fault := _fault(got, truth, tolerance):
-        for message, value in mistakes.items():
-            if _fault(value, truth, tolerance) and not _fault(got, value, tolerance):
-                raise Mistake(message)
-        raise Mistake(fault)
+        wrong = {m: x for m, x in mistakes.items() if _fault(x, truth, tolerance)}
+        same = (message for message, x in wrong.items() if not _fault(got, x, tolerance))
+        raise Mistake(next(same, fault))
 
 
 def _fault(got: Any, truth: Any, tolerance: float) -> str:
