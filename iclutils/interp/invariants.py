@@ -248,7 +248,8 @@ def _wiring(model: TransformerBridge, layer: int, seen: Mapping[str, Tensor]) ->
     heads_read = _fit(model, block, before, seen["attn.hook_in"], f"{where}what the heads read")
     mlp_read = _fit(model, block, stream, seen["mlp.hook_in"], f"{where}what the MLP reads")
     for channel in "qkv":
-        weight, bias = (getattr(attn, f"{part}_{channel.upper()}", None) for part in "Wb")
+        weight: Any = getattr(attn, f"W_{channel.upper()}")
+        bias = getattr(attn, f"b_{channel.upper()}", None)
         states = (seen["attn.hook_in"][:, None] @ weight).transpose(1, 2)  # no copy of the weight
         states = states if bias is None else states + bias
         _require(model, states, seen[f"attn.hook_{channel}"], f"{where}the {channel} of heads")

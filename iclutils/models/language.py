@@ -494,9 +494,10 @@ def cached(
 
 def no_such_part(model: TransformerBridge, name: str) -> IclError:
     """Make the refusal of a model that lacks what a measure reads or changes."""
+    kind = getattr(model.original_model.config, "model_type", "unknown")
     return IclError(
-        f"This model ({model.original_model.config.model_type}) has no {name}, which is read or "
-        "changed here. Its predictions and its attention can be measured all the same."
+        f"This model ({kind}) has no {name}, which is read or changed here. Its predictions and "
+        "its attention can be measured all the same."
     )
 
 
