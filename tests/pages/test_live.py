@@ -558,6 +558,13 @@ SCRIPT = Path(__file__).with_name("page.js")
 SEEN = """x => { const { left, top, height } = x.getBoundingClientRect();
     return document.elementFromPoint(left + 5, top + height / 2) === x; }"""
 TARGETS = ".live-figure :is(button, select, input, .live-pill, summary):visible"
+COVERED = """form => {
+    const figure = form.closest(".live-figure");
+    figure.classList.add("live-on");
+    form.scrollIntoView({ block: "start" });
+    const numbers = figure.querySelector(".live-numbers").getBoundingClientRect();
+    return numbers.bottom > form.getBoundingClientRect().top + 1;
+}"""
 SMALL = """all => all
     .filter((x) => { const r = x.getBoundingClientRect(); return r.height < 44 || r.width < 44; })
     .map((x) => x.outerHTML)"""
@@ -586,6 +593,9 @@ def test_a_figure_can_be_used_by_all(reader, name):
             "(x, block) => x.scrollIntoView({ block })", edge
         )
         assert tab.locator(".live-numbers dt").first.evaluate(SEEN), "the numbers stay in sight"
+        if beside:
+            controls = tab.locator(".live-form > .live-controls")
+            assert not controls.evaluate(COVERED), "the numbers lie on the controls"
     soon(lambda: len(tab.locator(".live-status").text_content().split()) > 8, True)
     tab.emulate_media(media="print")
     assert tab.locator(".live-form:visible, .live-figure button:visible").count() == 0
