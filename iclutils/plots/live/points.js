@@ -99,7 +99,7 @@
 
     draw(state, parts) {
       const m = measured(state, parts), gap = m.field.map((value, i) => value - m.other[i]);
-      const most = Math.max(2, ...m.other.map(Math.abs));
+      const most = 3.99977; // least squares at the start, so that a dragged point does not change the shades of the rest
       const rows = Object.entries(m.away).sort((a, b) => a[1] - b[1]);
       const more = `<p class="live-note">With the best λ for these very pairs, ridge is ${m.best.ridge.toFixed(2)} away; with the best rate, one step is ${m.best.step.toFixed(2)} away.</p>`;
       const view = `<div class="live-row-of live-three">${plane("The network", m.field, state, most)}${plane(NAMES[state.other][0].toUpperCase() + NAMES[state.other].slice(1), m.other, state, most)}` +
