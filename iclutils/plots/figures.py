@@ -22,7 +22,6 @@ import torch
 from jaxtyping import Float, Num
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
-from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
@@ -275,18 +274,6 @@ def bars(
     if len(groups) > 1:
         figure.legend(loc="outside lower center", ncols=len(groups))
     return figure
-
-
-def share_errors(figure: Figure, counts: Sequence[int]) -> None:
-    """Put standard errors on grouped bars that are shares, each label's of so many answers; a share
-    of 0 or 1 has none and is marked."""
-    axes = figure.axes[0]
-    for series in [*axes.containers]:
-        assert isinstance(series, BarContainer)
-        shares = np.array([bar.get_height() for bar in series])
-        middles = [bar.get_x() + bar.get_width() / 2 for bar in series]
-        errors = (shares * (1 - shares) / (np.array(counts) - 1)) ** 0.5
-        axes.errorbar(middles, shares, errors, fmt="none", ecolor="black", capsize=2)
 
 
 def curves(

@@ -29,14 +29,3 @@ def test_maps_of_heads_have_one_colour_bar_from_0_to_1():
     figure = figures.head_maps({f"score {i}": torch.rand(2, 3) for i in range(5)})
     (bar,) = (ax for ax in figure.axes if ax.axison and not ax.get_title())
     assert bar.get_ylim() == (0, 1)
-
-
-def test_a_share_has_the_standard_error_of_its_answers():
-    groups = {"right": [(0.5, 0.0), (1.0, 0.0)], "wrong": [(0.2, 0.0), (float("nan"), 0.0)]}
-    figure = figures.bars(groups, ["one", "other"], "share")
-    figures.share_errors(figure, [101, 6])
-    ends = [c.get_segments() for c in figure.axes[0].collections]
-    assert [len(segments) for segments in ends] == [2, 2]
-    np.testing.assert_allclose(ends[0][0][:, 1], [0.45, 0.55])
-    np.testing.assert_allclose(ends[0][1][:, 1], [1.0, 1.0])
-    np.testing.assert_allclose(ends[1][0][:, 1], [0.16, 0.24])
