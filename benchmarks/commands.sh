@@ -2,7 +2,9 @@
 # Time and memory of `make book` and `make test`, from installed, in two checkouts by turns:
 #     git worktree add ../old before-halving; make -C ../old setup; make setup
 #     bash benchmarks/commands.sh ../old . 3
-# `book` or `test` as a fourth word: that one alone. A line each: seconds, processor seconds, peak memory of the largest process, exit status.
+# `book` or `test` as a fourth word: that one alone. A line each: seconds; processor seconds and peak
+# memory of the processes that the command waits for (kernels that before-halving forks are not among
+# them, so compare seconds, and sample its memory); exit status.
 set -eu
 old=$(realpath "$1") new=$(realpath "$2") turns=${3:-3}
 for command in ${4:-book test}; do
