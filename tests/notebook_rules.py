@@ -66,6 +66,8 @@ def _frame(notebook):
     for cell in notebook["cells"]:
         if "remove-cell" in tags(cell):
             yield f"removed from the page: the cell {_name(cell)}"
+        if re.search(r"^\|\s*\|.*\n\|[-:]", source(cell), re.MULTILINE):
+            yield f"a table without a word above its first column, in the cell {_name(cell)}"
 
 
 def _execution(notebook):

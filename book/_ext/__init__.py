@@ -11,6 +11,7 @@ import gc
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from pybtex import plugin
 from sphinx.application import Sphinx
@@ -47,11 +48,18 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.connect("builder-inited", lambda _: markdown.read_results.cache_clear())
     app.connect("builder-inited", live.copy_scripts)
     app.connect("html-page-context", live.load_scripts)
+    app.connect("html-page-context", _leave_out_roles)
     app.connect("build-finished", live.write_weights)
     app.connect("build-finished", _leave_out_icons)
     if silent := app.extensions.get("sphinx_multitoc_numbering"):
         silent.parallel_read_safe = True  # it numbers pages after all are read, and does not say so
     return {"version": metadata.version("iclutils"), "parallel_read_safe": True}
+
+
+def _leave_out_roles(app: Sphinx, page: str, template: str, context: Any, doctree: Any) -> None:
+    """Leave out of citations a role that browsers know for entries of lists alone."""
+    if "body" in context:
+        context["body"] = context["body"].replace(' role="doc-biblioentry"', "")
 
 
 def _leave_out_icons(app: Sphinx, exception: Exception | None) -> None:

@@ -165,7 +165,7 @@ def test_a_chapter_becomes_a_pdf(site, tmp_path):
     done = subprocess.run([program, *words], cwd=tmp_path, capture_output=True, text=True)
     content = (tmp_path / "03.pdf").read_bytes()
     assert content.startswith(b"%PDF-"), done.stderr
-    assert len(re.findall(rb"/Type\s*/Page\b", content)) > 10
+    assert len(re.findall(rb"/Type\s*/Page\b", content)) > 5  # all of the chapter, not a screen
     for part in (b"/StructTreeRoot", b"/Outlines", b"/ToUnicode"):
         assert part in content, "it has no headings, or its text cannot be searched"
 

@@ -264,7 +264,7 @@ const Live = (() => {
     const more = make("details", { class: "live-more" }, make("summary", {}, tasks.length ? "More to change, more to find" : figure.fields(figure.first).some(({ more }) => more) ? "More" : "Reset, or copy a link"), back, detail,
       ...(tasks.length ? [make("p", { class: "live-head" }, "Can you find it?"), list] : []));
     const wager = figure.bet && bet(figure.bet, (text) => (news.textContent = text));
-    const form = make("form", { class: "live-form", submit: (event) => event.preventDefault(), "aria-label": "What the figure shows" }, front, more);
+    const form = make("form", { class: "live-form", submit: (event) => event.preventDefault(), "aria-label": `${figure.title}: what is shown` }, front, more);
     let state = { ...figure.first }, shown = new Map(), waiting = 0, telling = 0, turn = 0;
     let own = false, refused = "", last = null, fresh = null, busy = false; // while something is dragged
     const get = () => state;
