@@ -48,7 +48,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.connect("builder-inited", lambda _: markdown.read_results.cache_clear())
     app.connect("builder-inited", live.copy_scripts)
     app.connect("html-page-context", live.load_scripts)
-    app.connect("html-page-context", _leave_out_roles)
+    app.connect("html-page-context", _name_items)
     app.connect("build-finished", live.write_weights)
     app.connect("build-finished", _leave_out_icons)
     if silent := app.extensions.get("sphinx_multitoc_numbering"):
@@ -56,10 +56,10 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     return {"version": metadata.version("iclutils"), "parallel_read_safe": True}
 
 
-def _leave_out_roles(app: Sphinx, page: str, template: str, context: Any, doctree: Any) -> None:
-    """Leave out of citations a role that browsers know for entries of lists alone."""
+def _name_items(app: Sphinx, page: str, template: str, context: Any, doctree: Any) -> None:
+    """Call the entries of a list of citations its items: their older role is for ``li`` alone."""
     if "body" in context:
-        context["body"] = context["body"].replace(' role="doc-biblioentry"', "")
+        context["body"] = context["body"].replace('role="doc-biblioentry"', 'role="listitem"')
 
 
 def _leave_out_icons(app: Sphinx, exception: Exception | None) -> None:
