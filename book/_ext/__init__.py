@@ -38,10 +38,9 @@ def setup(app: Sphinx) -> ExtensionMetadata:
         app.add_directive(name, directive)
     for name in roles.ROLES:
         app.add_role(name, roles.Number())
-    app.add_transform(chapters.Numbered)
-    app.add_transform(chapters.Bets)
-    app.add_transform(chapters.Takeaways)
-    app.add_transform(chapters.Drawers)
+    app.add_css_file("live/live.css")  # on all pages: it has the colours
+    for transform in chapters.TRANSFORMS:
+        app.add_transform(transform)
     api.connect(app)
     equations.connect(app)
     app.connect("env-get-updated", chapters.count_by_page, priority=600)

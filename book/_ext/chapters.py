@@ -12,16 +12,21 @@ the tag ``hide-cell`` between both is shown inside the answer: text, output, fol
 paragraph after an answer says the finding. ``custom.css`` hides it while the answer is closed, and
 so it hides a table right below, with the sentence that says what the table shows. What stands under
 a heading *What we know* waits for all bets above it (``access.js``).
+
+An exercise is one closed box: its task, the cell to be filled in, the check, and its solution,
+wherever in the notebook that stands. The cells at the head of a page that only run it are one bar.
 """
 
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.transforms import SphinxTransform
+from sphinx_exercise.nodes import exercise_node, exercise_subtitle, solution_node
 
 CHAPTER = re.compile(r"notebooks/(\d\d)_(appendix|faults)?")
 OPENING = (
@@ -108,6 +113,69 @@ def _hide(first: nodes.Element) -> None:
         ]
 
 
+class Exercises(SphinxTransform):
+    """Put each exercise with its cells and its solution into one closed box, and leave out a
+    section *Solutions* that has none left."""
+
+    default_priority = 704
+
+    def apply(self) -> None:
+        solutions = {node["target_label"]: node for node in self.document.findall(solution_node)}
+        for exercise in list(self.document.findall(exercise_node)):
+            following = exercise.parent[exercise.parent.index(exercise) + 1 :]
+            own = takewhile(lambda node: "tag_exercise" in node.get("classes", ()), following)
+            name, effort = (exercise.next_node(x) for x in (exercise_subtitle, nodes.emphasis))
+            effort.parent.remove(effort)  # "Easy, 10 minutes. By hand."
+            says = nodes.paragraph("", "Exercise: ", *name.deepcopy().children, nodes.Text(" "))
+            says += nodes.inline("", effort.astext(), classes=["effort"])
+            solved = [solutions[x] for x in [exercise["label"]] if x in solutions]
+            _close("exercise-box printed", says, [exercise, *own, *solved])
+        for section in list(self.document.findall(nodes.section)):
+            if section[0].astext() == "Solutions" and not section.next_node(solution_node):
+                section.parent.remove(section)
+
+
+class Head(SphinxTransform):
+    """Put the closed cells at the head of a page, which only run it, into one bar."""
+
+    default_priority = 704
+
+    def apply(self) -> None:
+        hidden = [c for c in self.document.findall(nodes.container) if c.get("hide_mode")]
+        for cell in (c for c in hidden if "tag_parameters" in c["classes"]):
+            siblings = cell.parent[cell.parent.index(cell) :]
+            own = list(takewhile(lambda node: node.get("hide_mode"), siblings))
+            says = nodes.paragraph("", cell["prompt_show"].partition(":")[0])
+            for node in own:
+                del node["hide_mode"]
+            _close("run", says, own)
+
+
+def _close(classes: str, says: nodes.paragraph, inside: list[nodes.Element]) -> None:
+    """Put nodes into a closed part of the page, in the place of the first, below what it says."""
+    box = nodes.container("", classes=[classes.split()[0], "closed"])
+    parent = inside[0].parent
+    parent.insert(parent.index(inside[0]), box)
+    for node in inside:
+        node.parent.remove(node)
+    tags = f'<details class="{classes}"><summary>', "</summary>", "</details>"
+    first, below, last = (nodes.raw("", tag, format="html") for tag in tags)
+    box += [first, says, below, *inside, last]
+
+
+class Minus(SphinxTransform):
+    """Write what cells print with a real minus sign before a number."""
+
+    default_priority = 704
+
+    def apply(self) -> None:
+        for block in self.document.findall(nodes.literal_block):
+            if "stream" in block["classes"]:
+                text = re.sub(r"(?<![\w-])-(?=\d)", "\N{MINUS SIGN}", block.astext())
+                block.rawsource = text
+                block[:] = [nodes.Text(text)]
+
+
 class Takeaways(SphinxTransform):
     """Put what a section *What we know* says into a box of its own, which waits for the bets."""
 
@@ -134,3 +202,6 @@ class Drawers(SphinxTransform):
                 for image in section.findall(nodes.image):
                     image["loading"] = "lazy"  # when the drawer is opened, or printed
                 section += nodes.raw("", "</details>", format="html")
+
+
+TRANSFORMS = Numbered, Head, Exercises, Minus, Bets, Takeaways, Drawers

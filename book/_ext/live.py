@@ -70,7 +70,6 @@ def load_scripts(app: Sphinx, page: str, template: str, context: Any, doctree: A
     """Load on a page the scripts of the live figures that stand on it."""
     every = doctree.findall(nodes.container) if doctree else ()
     if figures := [node["figure"] for node in every if "figure" in node]:
-        app.add_css_file("live/live.css")
         own = (SCRIPT.get(name, name) for name in figures)
         for name in dict.fromkeys((*COMMON, *own)):
             app.add_js_file(f"live/{name}.js", loading_method="defer")

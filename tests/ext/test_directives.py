@@ -35,7 +35,7 @@ def book(tmp_path, make_ledger):
     make_ledger("90_demo", LEDGER)
     made = Book(
         tmp_path / "tiny",
-        extensions=["myst_nb", "sphinxcontrib.bibtex", "book._ext"],
+        extensions=["myst_nb", "sphinxcontrib.bibtex", "sphinx_exercise", "book._ext"],
         bibtex_bibfiles=["refs.bib"],
         html_theme="basic",
         nb_execution_mode="off",
@@ -136,6 +136,44 @@ def test_what_answers_a_bet_is_folded_with_its_answer(book):
     assert plain(later).startswith("What is open")
     assert 'id="open"' not in waits
     assert "cell_output" not in before
+
+
+def code(source, *tags, **outputs):
+    """A cell that has run."""
+    made = nbformat.v4.new_code_cell(source, metadata={"tags": [*tags]}, execution_count=1)
+    made.outputs = [nbformat.v4.new_output("stream", text=text) for text in outputs.values()]
+    return made
+
+
+def test_an_exercise_is_one_closed_box(book):
+    """With its cells and its solution, whose section goes; other cells that are closed at the head
+    of a page are one bar, and what is printed has a minus sign."""
+    texts = (
+        "# Demo",
+        "````{exercise} How much?\n:label: 90-ex-much\n:nonumber:\n*Easy, 5 minutes. By hand.* "
+        "Say.\n````",
+        "Text after it.",
+        "## Solutions\n\nThey take the place of stubs.",
+        "````{solution} 90-ex-much\nMinus one.\n````",
+    )
+    made = nbformat.reads(chapter(*texts), as_version=4)
+    made.cells[2:2] = code("stub()", "exercise"), code("check()", "exercise", "hide-cell")
+    head = code("a = 1", "parameters", "hide-input"), code("print(a)", "hide-cell", says="x-1 -2.5")
+    for cell in head:
+        cell.metadata["mystnb"] = {"code_prompt_show": "Run this page: cells"}
+    made.cells[1:1] = head
+    book.write("notebooks/90_box.ipynb", nbformat.writes(made))
+    assert book.build() == ""
+    html = book.html("notebooks/90_box")
+    box = html.partition('<details class="exercise-box printed">')[2]
+    places = [plain(box).index(x) for x in ("Exercise: How much?", "Say.", "stub()", "check()",
+                                            "Minus one.", "Text after it.")]  # fmt: skip
+    assert places == sorted(places)
+    assert plain(box.partition("</summary>")[0]) == "Exercise: How much? Easy, 5 minutes. By hand."
+    assert "They take the place" not in html
+    bar = html.partition('<details class="run">')[2].partition("</details>")[0]
+    assert plain(bar).startswith("Run this page a = 1 print(a)")
+    assert "x-1 −2.5" in plain(bar)
 
 
 def test_what_is_wrong_is_a_warning_where_it_stands(book):

@@ -103,7 +103,10 @@ def test_search_finds_the_page_that_defines_a_word(reader):
 
 def test_solutions_unfold_without_a_mouse(reader):
     tab = reader.open("notebooks/01_gpt2_induction")
-    folded = tab.locator(".solution.toggle-hidden").first
+    box = tab.locator(".exercise-box").first
+    box.locator("summary").first.focus()
+    tab.keyboard.press("Enter")
+    folded = box.locator(".solution.toggle-hidden")
     folded.locator("button.toggle-button").focus()
     button = focused(tab)
     text = folded.locator("> :not(.admonition-title)").first.element_handle()
