@@ -108,7 +108,7 @@ def published(claim: Claim) -> str:
     return f"{text} ({claim.published_of})" if claim.published_of else text
 
 
-def compared(table: Iterable[Row]) -> str:
+def comparison_text(table: Iterable[Row]) -> str:
     """Return claims in every column, as text: source, small models, real model, paper."""
     lines = []
     for row in table:

@@ -152,7 +152,7 @@ class Session:
             what = claim.text_at("measure", self.tier.name) or "a claim of other tiers"
             print(f"{'measured':<15} {claim_id} = {measured[0]:.4g} ({what})")
         elif self.tier.name in claim.tiers:
-            paired = claims.paired(value, null)
+            paired = claims.paired_difference(value, null)
             if null is not None:
                 null = claims.summary(*null) if isinstance(null, tuple) else claims.summary(null)
             where: dict[str, Any] = {"tier": self.column, "seed": self.seed, "device": self.device}
@@ -182,7 +182,7 @@ class Session:
         paper's own, each with its null: the committed numbers, at this tier those of this run."""
         every = (claim for name in names for claim in claims.matching(name))
         rows = (scorecard.row(claim, self._results(claim.id)) for claim in every)
-        print(scorecard.compared(rows))
+        print(scorecard.comparison_text(rows))
 
 
 def begin(

@@ -32,9 +32,8 @@ def measured(name, value, spread=0.0, count=1, null=None, **where):
     where = {"tier": "mini", "model": "m", "seed": 0, "device": "cpu"} | where
     own = None if null is None else claims.summary(null)
     found = claims.summary(value, spread, count)
-    return claims.write(
-        claims.results_folder(), claims.find(name), found, own, claims.paired(value, null), **where
-    )
+    pairs = claims.paired_difference(value, null)
+    return claims.write(claims.results_folder(), claims.find(name), found, own, pairs, **where)
 
 
 def entry(**changes):

@@ -200,9 +200,9 @@ def test_the_difference_from_the_null_has_the_interval_of_scipy():
         assert claims.difference(found, claims.null_of(found, {})) == pytest.approx(wanted)
     single = measured("90.score", 0.9, null=[0.3, 0.4])
     assert claims.difference(single, claims.null_of(single, {})) is None, "it has no spread"
-    assert claims.paired(torch.tensor([1.0, 3.0]), [0.0, 1.0]) == (1.5, 0.5, 2)
-    assert claims.paired([1.0, 2.0], [math.nan, 1.0]) is None
-    assert claims.paired([1.0, 2.0], (1.0, 0.0, 2)) is None, "a mean has no pairs"
+    assert claims.paired_difference(torch.tensor([1.0, 3.0]), [0.0, 1.0]) == (1.5, 0.5, 2)
+    assert claims.paired_difference([1.0, 2.0], [math.nan, 1.0]) is None
+    assert claims.paired_difference([1.0, 2.0], (1.0, 0.0, 2)) is None, "a mean has no pairs"
 
 
 def test_training_seeds_are_as_many_as_models():

@@ -277,7 +277,7 @@ def summary(value: Any, spread: float = 0.0, count: int = 1) -> Summary:
     return float(repeated.mean()), float(error), number
 
 
-def paired(value: Any, null: Any) -> Summary | None:
+def paired_difference(value: Any, null: Any) -> Summary | None:
     """Return the difference of repetitions from as many of the null; None where they are no pairs,
     or one of a pair was not measurable."""
     repeated = not isinstance(null, tuple) and np.ndim(value) and np.ndim(null)  # tensors, too

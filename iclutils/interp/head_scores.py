@@ -2,7 +2,7 @@
 
 Patterns are ``A[..., dest, src]`` (rows sum to 1, ``src <= dest``) of repeated tokens
 ``[BOS, r_1 .. r_L, r_1 .. r_L]``; scores are means over positions. Sources: Elhage et al. 2021;
-Olsson et al. 2022 (prefix matching); seed note 003 (stripe).
+Olsson et al. 2022 (prefix matching); Xiang 2024 (stripe).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def prefix_matching(pattern: Pattern, length: int) -> Score:
 
 
 def stripe(pattern: Pattern, length: int) -> Score:
-    """Return the mean of the whole diagonal of offset 1-L, as the seed note takes it: the L entries
+    """Return the mean of the whole diagonal of offset 1-L, as Xiang 2024 takes it: the L entries
     of ``prefix_matching``, and (L-1, 0) and (L, 1), where nothing has been repeated yet."""
     return pattern.diagonal(1 - length, -2, -1).mean(-1)
 

@@ -52,7 +52,7 @@ class DemonstrationCache:
 
     def keep(self, mask: Bool[Tensor, "batch mem"]) -> DemonstrationCache:
         """Keep the entries in ``mask`` alone; a single row is kept once for each of its rows."""
-        index, held = packed(mask & self.held)
+        index, held = pack(mask & self.held)
 
         def pick(states: Tensor) -> Tensor:
             place = index[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
@@ -202,7 +202,7 @@ def read_with_cache(
     )
 
 
-def packed(mask: Bool[Tensor, "batch pos"]) -> tuple[Tensor, Tensor]:
+def pack(mask: Bool[Tensor, "batch pos"]) -> tuple[Tensor, Tensor]:
     """Return indices of the true entries of every row, at its front, and which of them are real."""
     size = mask.sum(1)
     index = (~mask).long().argsort(dim=1, stable=True)[:, : int(size.max())]

@@ -208,7 +208,7 @@ def mlp_position_sweep(
     """Measure the nats of log p lost when an MLP's output at a position becomes its source's.
 
     For every layer and each position alone, in one sequence. ``scored``: increasing prediction
-    entries (entry i is about token i + 1). The seed note patches L .. 2L-1 from L before them.
+    entries (entry i is about token i + 1). Xiang 2024 patches L .. 2L-1 from L before them.
     """
     places = torch.cat([positions, sources, scored + 1])
     inside = bool(((places >= 0) & (places < tokens.shape[1])).all()) and int(scored.min()) >= 0

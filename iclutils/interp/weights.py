@@ -1,7 +1,7 @@
 """What the weights alone say: copying, composition, and the two-head circuit's QK matching.
 
 Pass a model loaded with ``fold=True``, as for the original TransformerLens scores. Sources: Elhage
-et al. 2021 (copying, composition); ARENA 2023 (baseline, top-1); seed note 003.
+et al. 2021 (copying, composition); ARENA 2023 (baseline, top-1); Xiang 2024.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def qk_matching(
     distance: int = 0,
     among: Int[Tensor, "token"] | None = None,
 ) -> tuple[float, float]:
-    """Return fractions of tokens whose best key, and best query, is their own (seed note 003).
+    """Return fractions of tokens whose best key, and best query, is their own (Xiang 2024).
 
     In the K-composition circuit token i asks ``W_E W_Q``, and the token after an i answers
     ``W_E W_V W_O W_K``: QK matching alone, without context. Rotary positions are those of a key

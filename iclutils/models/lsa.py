@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import IclError, unknown
-from .storage import Ensemble, stacked
+from .storage import Ensemble, draw_stacked
 
 Kind = Literal["linear", "softmax"]
 Variant = Literal["plain", "regularised", "values", "both", "negatives"]
@@ -127,7 +127,7 @@ class LinearSelfAttention(Ensemble):
 
     def __init__(self, shape: Shape, seeds: Sequence[int], scale: float = 0.045) -> None:
         super().__init__(shape, seeds)
-        normal = stacked(torch.randn, seeds)
+        normal = draw_stacked(torch.randn, seeds)
 
         def draw(*size: int, std: float) -> nn.Parameter:
             return nn.Parameter(normal(*size) * std)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import IclError
-from .storage import Ensemble, stacked
+from .storage import Ensemble, draw_stacked
 
 Format = Literal["one", "two"]
 Xs = Float[Tensor, "*ensemble batch n d"]
@@ -56,7 +56,7 @@ class InContextRegressors(Ensemble):
         super().__init__(shape, seeds)
         if shape.width % shape.heads:
             raise IclError(f"A width of {shape.width} cannot be cut into {shape.heads} heads.")
-        uniform = stacked(torch.rand, seeds)
+        uniform = draw_stacked(torch.rand, seeds)
 
         def draw(*size: int, fan: int) -> nn.Parameter:
             return nn.Parameter((uniform(*size) * 2 - 1) / math.sqrt(fan))

@@ -114,7 +114,7 @@ class Ensemble(nn.Module):
         return xs.to(weight), ys.to(weight)
 
 
-def stacked(law: Callable[..., Tensor], seeds: Sequence[int]) -> Callable[..., Tensor]:
+def draw_stacked(law: Callable[..., Tensor], seeds: Sequence[int]) -> Callable[..., Tensor]:
     """Draw of one size for every network, (ensemble, ...), each network's from its own seed."""
     sources = [torch.Generator().manual_seed(seed) for seed in seeds]
     return lambda *size: torch.stack([law(size, generator=source) for source in sources])

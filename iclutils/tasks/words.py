@@ -184,11 +184,14 @@ def rivals(
     generator: Generator,
     blank: str = "",
 ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"], Int[Tensor, "batch 2"]]:
-    """Draw prompts of a function, the same with its rival's answers, and both answers.
+    """Draw prompts of a function, the same with its rival's answers, and both answers: that of the
+    function, then that of the rival.
 
-    Examples are rows of ``train``, queries of ``test``: a word and both answers, each a single
-    token (of three words, three); others are left out, and too few raise. ``blank`` stands before
-    each word. No word comes twice in a prompt.
+    A prompt is BOS where the tokenizer has one, a line ``word -> answer`` for each example, and
+    ``word ->`` for the query. Examples are rows of ``train``, queries of ``test``: a word, or words
+    with commas between them, and both answers. Each word, comma and answer must be a single token;
+    other rows are left out, and too few raise ``IclError``. ``blank`` stands before each word. No
+    word comes twice in a prompt. Prompts of one function alone: ``ask``.
     """
 
     def in_place(*pieces: str) -> list[list[int]]:

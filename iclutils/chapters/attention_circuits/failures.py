@@ -171,7 +171,7 @@ def symptoms(
     return out
 
 
-def anomalous(cases: Symptoms, healthy: Symptoms) -> list[Node]:
+def anomalous_nodes(cases: Symptoms, healthy: Symptoms) -> list[Node]:
     """Return the components of which a symptom of ``COMPARED`` differs from healthy cases
     (Mann-Whitney, false discoveries over all held at 5 %; Benjamini and Hochberg 1995). Refuse
     two that do not show the same symptoms."""
@@ -211,7 +211,7 @@ def diagnose(
         symptoms(model, task, some, covariances)
         for some in (hooks, (), [*hooks, *healthy_inputs(model, task)])
     )
-    odd, odd_alone = anomalous(broken, healthy), anomalous(broken_alone, own)
+    odd, odd_alone = anomalous_nodes(broken, healthy), anomalous_nodes(broken_alone, own)
     local = [node for node in odd if node in odd_alone]
 
     def is_to_blame(node: Node) -> bool:

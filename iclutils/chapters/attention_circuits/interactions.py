@@ -1,7 +1,8 @@
 """How heads work together, and which of them can go.
 
-The correlation of two heads' activations (seed note 004, section 4.1) means nothing: the basis of
-each head's ``z`` can be rotated without changing the model. Interventions mean something."""
+The correlation of two heads' activations (see the page *What the sources got wrong*) means nothing:
+the basis of each head's ``z`` can be rotated without changing the model. Interventions mean
+something."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ def note_correlation(
     return torch.stack([torch.corrcoef(z).reshape(len(z), len(z)) for z in flat])
 
 
-def redundant(losses: Float[Tensor, "*item batch"]) -> Bool[Tensor, "*item"]:
+def is_redundant(losses: Float[Tensor, "*item batch"]) -> Bool[Tensor, "*item"]:
     """Tell which parts can be spared: mean loss plus two standard errors below 0.01 nats."""
     return losses.mean(-1) + 2 * losses.std(-1) / losses.shape[-1] ** 0.5 < 0.01
 

@@ -80,7 +80,9 @@ def path_drops(
 ) -> Float[Tensor, "head induction batch"]:
     """Return the share of an induction head's prefix matching that is lost when its keys, and
     nothing else, read what an earlier head writes on the corrupt sequences; 0 for heads that are
-    not earlier. Mean over sequences is mean lost over mean matching."""
+    not earlier. Mean over sequences is mean lost over mean matching. Raises ``IclError`` for a head
+    that matches nothing: the clean sequences must be a block of tokens twice. The patterns
+    themselves: ``key_patterns``."""
     heads, length = graph.all_heads(model), task.clean.shape[1] // 2
     drops = torch.zeros(len(heads), len(induction), len(task), device=task.clean.device)
     for i, target in enumerate(induction):

@@ -87,7 +87,7 @@ def add_vectors(vectors: Float[Tensor, "#batch layer head d_head"]) -> list[Hook
 
 
 def mean_of_others(parts: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch *shape"]:
-    """Return for each prompt the mean of a part over the other prompts."""
+    """Return for each prompt the mean of a part over the other prompts; NaN where there is one."""
     return (parts.sum(0) - parts) / (len(parts) - 1)
 
 

@@ -65,7 +65,7 @@ def gram(
     return phi_q, phi_k
 
 
-def explicit_steps(
+def explicit_step(
     query: Float[Tensor, "*batch feature"],
     keys: Float[Tensor, "*batch key feature"],
     values: Float[Tensor, "*batch key value"],

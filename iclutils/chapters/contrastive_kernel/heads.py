@@ -22,7 +22,7 @@ from ...models import TransformerBridge, bos, get_act_name
 from ...progress import bar
 from ...tasks.prompts import Prompts, Role
 from ...tasks.repeated import RepeatedTokens, repeated_tokens
-from .dual import dual_form, explicit_steps, gram
+from .dual import dual_form, explicit_step, gram
 
 Ids = Int[Tensor, "..."]  # tokens: answers (batch), or those they are compared with (batch or 1, k)
 LOGIT_TOLERANCE = 1e-3  # of the parts' absolute sum
@@ -99,7 +99,7 @@ def explicit_head_step(
     check_head(query.model, head)
     (parts,) = read_heads(query, [head[0]])
     q, key, value = (part[:, head[1]] for part in parts[:3])
-    return explicit_steps(*gram(q, key), value, query.mask(demonstrations), query.seen)
+    return explicit_step(*gram(q, key), value, query.mask(demonstrations), query.seen)
 
 
 class LogitAttribution(NamedTuple):

@@ -94,7 +94,11 @@ def alignment(
     sets: int | None = None,
 ) -> Alignment:
     """Compare two predictors, or their ``responses``, on the same contexts, in float64: means over
-    all contexts, or over each of so many ``sets`` of them."""
+    all contexts, or over each of so many ``sets`` of them.
+
+    The last x of a context is the query, and the last y its right answer. Of answers alone, without
+    their slopes, ``half_mse`` says what they lose. Raises ``IclError`` where the contexts do not
+    make ``sets`` equal parts."""
     pair = [
         one if isinstance(one, Responses) else responses(one, xs, ys)
         for one in (predictor, reference)
@@ -110,6 +114,8 @@ def alignment(
     )
     each = [m.expand_as(answered - other) for m in measures]  # (ensemble, batch)
     if sets is not None:
+        if len(wanted) % sets:
+            raise IclError(f"{len(wanted)} contexts do not make {sets} equal sets.")
         each = [m.unflatten(-1, (sets, -1)) for m in each]  # (ensemble, set, batch / sets)
     return Alignment(*(m.mean(-1) for m in each))
 

@@ -80,8 +80,9 @@ def answers(
     hooks: Sequence[Hook] = (),
     batch_size: int | None = None,
 ) -> Answers:
-    """Return the model's answers; ``hooks`` are of the whole batch, and only without
-    ``batch_size``. Where many prompts share their demonstrations ``answers_by_set`` is faster."""
+    """Return the model's answers, as log-probabilities in nats; ``hooks`` are of the whole batch:
+    with ``batch_size`` they raise ``IclError``. Where many prompts share their demonstrations
+    ``answers_by_set`` is faster."""
     if hooks:
         return Answers.of(prompts, target_logits(model, prompts, hooks, batch_size))
     return collect(prompts, batch_size, "answers", lambda some, _: target_logits(model, some))

@@ -46,9 +46,10 @@ def hidden_random(prompts: Prompts, generator: torch.Generator) -> Keep:
 
 def text_anchor(prompts: Prompts) -> Prompts:
     """Return the prompts without their demonstrations' texts, to be read from scratch: Text_anchor.
-    Formatting, label words and query are the same tokens; positions start again at 0."""
+    Formatting, label words and query are the same tokens; positions start again at 0. As wide as
+    the longest of them. What was read among the texts, and is kept, is ``compress``."""
     keep = prompts.real & (prompts.roles != Role.TEXT)
-    index, held = kv_cache.packed(keep)
+    index, held = kv_cache.pack(keep)
     moved = keep.cumsum(1) - 1
     return replace(
         prompts,

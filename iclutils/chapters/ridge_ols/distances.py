@@ -60,7 +60,7 @@ def under_determined(dim: int) -> slice:
     return slice(1, dim)
 
 
-def apart(
+def squared_distance(
     first: Predicted, second: Other, dim: int, region: slice | None = None
 ) -> Float[Tensor, "*ensemble batch"]:
     """Return SPD / d of each context, averaged over a region of n, ``under_determined`` if None.
@@ -69,8 +69,9 @@ def apart(
 
 
 def mspd(first: Predicted, second: Other, dim: int) -> Spread:
-    """Return SPD / d averaged over the ``under_determined`` n: mean over contexts of ``apart``."""
-    return spread(apart(first, second, dim))
+    """Return SPD / d averaged over the ``under_determined`` n, with its spread: the mean over
+    contexts of ``squared_distance``."""
+    return spread(squared_distance(first, second, dim))
 
 
 class Fit(NamedTuple):
@@ -149,11 +150,11 @@ def nearest(
     region: slice | None = None,
 ) -> Nearest:
     """Rank algorithms by the MSPD of their predictions to a regressor's."""
-    rows = [apart(regressor, row, dim, region) for row in baselines.values()]
+    rows = [squared_distance(regressor, row, dim, region) for row in baselines.values()]
     return Nearest(tuple(baselines), torch.stack(rows, -2))
 
 
-def lead(
+def nearer_by(
     regressor: Predicted,
     ours: Other,
     others: Sequence[Other],
@@ -162,9 +163,9 @@ def lead(
 ) -> Float[Tensor, "member batch"]:
     """Return how much nearer ``ours`` is to each member than the nearest of ``others``, by MSPD,
     context by context; ``nearest`` ranks all baselines and needs no sides."""
-    off = torch.stack([apart(regressor, row, dim, region) for row in others])
+    off = torch.stack([squared_distance(regressor, row, dim, region) for row in others])
     best = off.mean(-1).argmin(0)  # of each member: (algorithm, member, batch) to (member,)
-    return off[best, torch.arange(len(best))] - apart(regressor, ours, dim, region)
+    return off[best, torch.arange(len(best))] - squared_distance(regressor, ours, dim, region)
 
 
 def _squares(first: Tensor, second: Tensor, dim: int) -> Tensor:

@@ -88,7 +88,7 @@ def test_anomalies_are_those_of_scipy_one_by_one():
         }
         for x in (cases, healthy)
     ]
-    odd = failures.anomalous(*sides)
+    odd = failures.anomalous_nodes(*sides)
     p = [scipy.stats.mannwhitneyu(cases[:, k], healthy[:, k]).pvalue for k in range(5)] + [1.0]
     flagged = (scipy.stats.false_discovery_control(p) <= 0.05).reshape(3, 2).any(1)
     assert odd == [node for node, yes in zip(nodes, flagged, strict=True) if yes]

@@ -59,7 +59,7 @@ def test_redundant_means_certainly_small():
     well = torch.tensor([0.004, 0.006]).repeat(8)
     badly = torch.tensor([-0.1, 0.11]).repeat(8)
     losses = torch.stack([well, badly, well + 1, well - 1])
-    assert interactions.redundant(losses).tolist() == [True, False, False, True]
+    assert interactions.is_redundant(losses).tolist() == [True, False, False, True]
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])

@@ -101,5 +101,5 @@ def test_an_untrained_network_passes_the_trigger_for_pruning(task):
         blank = models.random_init(SEEDS[0], seed=seed)
         each = [[head] for head in graph.all_heads(blank)]
         lost = patching.ablate(blank, task, each, "mean")
-        shares.append(interactions.redundant(lost).float().mean())
+        shares.append(interactions.is_redundant(lost).float().mean())
     assert min(shares) > 0.3

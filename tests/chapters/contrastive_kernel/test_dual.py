@@ -31,7 +31,7 @@ def data(seed, keys=6, dim=3, batch=(), width=2):
 def test_one_gradient_step_is_softmax_attention(seed, keys, dim):
     """Autograd on exact features. Fails with the other sign, another D, or a 1/n in the loss."""
     q, k, v, chosen = data(seed, keys, dim)
-    before, after = dual.explicit_steps(*dual.gram(q, k), v, chosen)
+    before, after = dual.explicit_step(*dual.gram(q, k), v, chosen)
     start, update = (part[0] for part in dual.dual_form(q[None], k, v, chosen))
     torch.testing.assert_close(before, start, **EXACT)
     torch.testing.assert_close(after, start + update, **EXACT)
@@ -64,7 +64,7 @@ def test_variants_are_steps_on_the_changed_losses(seed, alpha, beta):
         ((1 - alpha) * start + update, {"alpha": alpha}),
         (negatives, {"beta": beta}),
     ):
-        _, expected = dual.explicit_steps(*dual.gram(q, k), v, chosen, **change)
+        _, expected = dual.explicit_step(*dual.gram(q, k), v, chosen, **change)
         torch.testing.assert_close(changed[0], expected, **CLOSE)
 
 

@@ -36,8 +36,8 @@ def test_mspd_is_the_mean_of_spd_below_d():
     assert_close(found.mean, curve[:, 1:5].mean(-1))
     each = ((first - second)[1, :, 1:5] ** 2 / 5).mean(-1)
     assert float(found.error[1]) == pytest.approx(float(each.std()) / 5)
-    assert_close(distances.apart(first, second, 5, slice(0, 9)).mean(-1), curve.mean(-1))
-    assert_close(distances.apart(first, second, 5)[1], each)
+    assert_close(distances.squared_distance(first, second, 5, slice(0, 9)).mean(-1), curve.mean(-1))
+    assert_close(distances.squared_distance(first, second, 5)[1], each)
 
 
 @pytest.mark.parametrize("pairs", [0, 2, 4, 7])
@@ -84,5 +84,5 @@ def test_the_nearest_baseline():
     assert int(in_groups[1, 3]) == int(found.by_context[1, :, 75:].mean(-1).argmin())
     alone = distances.nearest(networks[1], known, 5, slice(3, 8))
     assert alone.winners == ["1.0"]
-    expected = distances.apart(networks[1], known["4.0"], 5, slice(3, 8)).mean(-1)
+    expected = distances.squared_distance(networks[1], known["4.0"], 5, slice(3, 8)).mean(-1)
     assert_close(alone.distances[3], expected)
