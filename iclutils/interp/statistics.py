@@ -79,17 +79,16 @@ def step_down_threshold(
 
     The signs of a draw are shared by all items, so that their dependence is kept. One strong item,
     flipped, would hide all others: items above the threshold are set aside and the rest is asked
-    again, with the same signs, until nothing more is found (Westfall and Young 1993). Fewer than
-    six samples raise ``IclError``. Where a few false findings among many do no harm:
+    again, with new signs, until nothing more is found (Westfall and Young 1993). Fewer than six
+    samples raise ``IclError``. Where a few false findings among many do no harm:
     ``benjamini_hochberg``.
     """
-    flipped, means = _flipped(effects, generator, draws).abs(), effects.mean(-1).abs()
     while True:
-        threshold = float(flipped.amax(1).quantile(0.95))
-        below = means <= threshold
+        threshold = float(_flipped(effects, generator, draws).abs().amax(1).quantile(0.95))
+        below = effects.mean(-1).abs() <= threshold
         if bool(below.all()) or not bool(below.any()):
             return threshold
-        flipped, means = flipped[:, below], means[below]
+        effects = effects[below]
 
 
 def _flipped(effects: Tensor, generator: Generator, draws: int) -> Float[Tensor, "draw *item"]:
