@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import sys
 import tomllib
 from functools import cache
 from importlib import metadata
@@ -71,15 +70,10 @@ def test_versions_agree():
     assert iclutils.__version__ == version, "installed from another version: make setup"
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert str(citation["version"]) == version
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys(), "the standard's own"
     least = (project["requires-python"], tool["ruff"]["target-version"])
     assert (*least, tool["mypy"]["python_version"]) == (">=3.11", "py311", "3.11")
     assert "sys.version_info >= (3, 11)" in (ROOT / "Makefile").read_text()
-
-
-def test_the_citation_is_valid():
-    program = Path(sys.executable).with_name("cffconvert")
-    done = subprocess.run([program, "--validate"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
