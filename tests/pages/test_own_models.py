@@ -147,7 +147,8 @@ def test_the_paper_tier_checks_its_claims(small, stand_in, request, monkeypatch,
     assert [name for name in missing if not re.match(r"03\.(mspd|probe)", name)] == []
     wanted = dict.fromkeys(fails, claims.FAILS) | dict.fromkeys(holds, claims.HOLDS)
     assert {name: found[name].verdict for name in wanted} == wanted
-    assert not name or {r.model for r in found.values() if r} == {name}
+    able = {r.model for r in found.values() if r}
+    assert not name or able == ({name} if chapter != "05" else set()), "05 asks what can answer"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ def test_the_real_tier_checks_its_claims_on_a_small_network(tmp_path, monkeypatc
         ("01", "measured        01.prefix_best = "),
         pytest.param("02", "measured        02.more_shots = ", marks=pytest.mark.shared),
         ("03", "measured        03.ols_nearest = "),
-        ("05", "measured        05.carry_labels = "),
+        ("05", "not measurable  05.carry_labels"),  # a network that answers nothing loses nothing
         ("06", "measured        06.behaviour_gap = "),
     ],
 )
