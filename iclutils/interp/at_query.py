@@ -21,7 +21,7 @@ from ..errors import IclError
 from ..models import ActivationCache, TransformerBridge, check_tokens, get_act_name
 from .hooks import Hook, check_editable, run_with_hooks
 from .invariants import check_queries, check_rows, check_turns
-from .kv_cache import States, keys_values, read_with_cache
+from .kv_cache import KeyStates, States, keys_values, read_with_cache
 
 Queries = Float[Tensor, "*batch query channel"]
 Keys = Float[Tensor, "*batch key channel"]
@@ -50,7 +50,7 @@ class AtQuery:
     model: TransformerBridge
     tokens: Tokens
     at: Int[Tensor, "batch"]  # where the query stands
-    keys: States  # per layer (batch, head, pos, d_head), after any rotation
+    keys: KeyStates  # per layer (batch, head, pos, d_head), after any rotation
     values: States
     activations: Mapping[str, Tensor]  # at the query, (batch, 1, ...), by the hook's name
     logits: Float[Tensor, "batch vocab"]

@@ -25,6 +25,7 @@ from .readout import check_prompts
 
 Keep = Bool[Tensor, "batch pos"]
 States = tuple[Float[Tensor, "rows kv_head mem d_head"], ...]
+KeyStates = tuple[Float[Tensor, "rows kv_head mem d_key"], ...]  # in latent attention wider
 
 
 def demonstrations(prompts: Prompts) -> Keep:
@@ -44,7 +45,7 @@ def sets(prompts: Prompts) -> list[Int[Tensor, "rows"]]:
 class DemonstrationCache:
     """Keys and values of demonstration tokens, packed to the front of their rows."""
 
-    keys: States  # per layer, after any rotation by position
+    keys: KeyStates  # per layer, after any rotation by position
     values: States
     held: Bool[Tensor, "batch mem"]  # which entries are real; the rest is padding
     next_position: Int[Tensor, "batch"]  # where the query begins in the whole prompt
@@ -117,7 +118,7 @@ def _query(prompts: Prompts, begins: Int[Tensor, "rows"]) -> tuple[Tensor, Tenso
     return torch.where(fed, begins[:, None] + step, prompts.target[:, None]), fed, step
 
 
-def whole_states(model: TransformerBridge, prompts: Prompts) -> tuple[States, States]:
+def whole_states(model: TransformerBridge, prompts: Prompts) -> tuple[KeyStates, States]:
     """Read ``keys_values`` of whole prompts; demonstrations that several share are read once."""
     groups = sets(prompts)
     first = prompts[torch.stack([rows[0] for rows in groups])]
@@ -151,7 +152,7 @@ def keys_values(
     tokens: Int[Tensor, "batch pos"],
     hooks: Sequence[Hook] = (),
     **past: Any,
-) -> tuple[States, States]:
+) -> tuple[KeyStates, States]:
     """Read keys and values of every layer and token, in one forward pass without gradients; after
     those of a ``past`` with its mask and the positions, if there is one.
 
@@ -175,7 +176,7 @@ def keys_values(
 
 def read_with_cache(
     model: TransformerBridge,
-    keys: States,
+    keys: KeyStates,
     values: States,
     held: Bool[Tensor, "rows mem"],
     tokens: Int[Tensor, "batch pos"],
