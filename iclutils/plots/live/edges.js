@@ -106,17 +106,17 @@
     const bars = [["the tokens", height - 24], ["the logits: what it says comes next", TOP - 28]].map(([text, y]) =>
       `<rect class="live-part" x="2" y="${y}" width="${width - 4}" height="22" rx="5"/><text x="${width / 2}" y="${y + 16}" text-anchor="middle">${text}</text>`).join("");
     return `<svg class="live-wide" viewBox="0 0 ${width} ${height}" role="img" aria-label="${said}">${lines}${bars}${nodes}</svg>` +
-      `<p class="live-note">Everything flows upwards. 1.3 is head 3 of layer 1, counted from 0. Each line is a connection (an <i>edge</i>) that is kept${m.kept.length > 160 ? " (160 of them are drawn)" : ""}, into ${key("a", "the queries of a head,")} ${key("b", "its keys,")} ${key("c", "its values,")} ${key("grey", "an MLP or the logits.")} Touch a part to see its edges alone. A line from a part into which no line leads changes nothing. A new line can also disturb the copying.</p>`;
+      `<p class="live-note">Everything flows upwards. 1.3 is head 3 of layer 1, counted from 0; an mlp is the small network behind the heads of a layer. Each line is a connection (an <i>edge</i>) that is kept${m.kept.length > 160 ? " (160 of them are drawn)" : ""}, into ${key("a", "the queries of a head,")} ${key("b", "its keys,")} ${key("c", "its values,")} ${key("grey", "an MLP or the logits.")} Touch a part to see its edges alone. A line counts only on a path from the tokens up to the logits. A new line can also disturb the copying.</p>`;
   }
 
   Live.figure("edges", {
-    title: "Cut the graph: which edges carry the copy?",
+    title: "Cut connections: which ones carry the copy?",
     beside: true,
     first: { keep: "strongest", size: 4, off: "", sequence: 1, draw: 1, focus: "" },
     needs: () => ["anchors-3"],
 
     bet: {
-      asks: "The network has 479 edges. We keep the strongest ones and cut all others. How many must we keep, so that nine tenths of the copying are left?",
+      asks: "The network has 479 connections, or edges. We keep the strongest ones and cut all others. How many must we keep, so that nine tenths of the copying are left?",
       choices: ["about 12", "about 30", "about 70"],
       deed: "Now move “How many”, to 12, 30 and 70.",
       answer(s, m) {
@@ -127,11 +127,11 @@
 
     fields(state) {
       const size = { kind: "range", name: "size", label: "How many", min: 0, max: MOST, said: String };
-      const draw = { kind: "range", name: "draw", label: "Draw", min: 1, max: 20, said: String };
+      const draw = { kind: "range", name: "draw", label: "Which random draw", min: 1, max: 20, said: String };
       return [
         { kind: "radios", name: "keep", label: "Keep", options: [["strongest", "the strongest edges"], ["random", "random edges, same layers"], [WHOLE, "all edges"]] },
         ...(state.keep === WHOLE ? [] : [size]), ...(state.keep === "random" ? [draw] : []),
-        { kind: "range", more: true, name: "sequence", label: "Sequence", min: 1, max: FIRST.length, said: String },
+        { kind: "range", more: true, name: "sequence", label: "Which row of tokens", min: 1, max: FIRST.length, said: String },
         { kind: "select", more: true, name: "focus", label: "Show the edges of", options: [["", "all parts"], ...[0, 1, 2, 3].flatMap((layer) => [`${layer}.0`, `${layer}.1`, `${layer}.2`, `${layer}.3`, `mlp ${layer}`]).map((name) => [name, name])] },
         { kind: "checks", more: true, name: "off", label: "Cut as well, of the twelve strongest", options: RANKED.slice(0, LISTED).map((edge, i) => [String(i + 1), words(edge)]) },
       ];

@@ -23,27 +23,29 @@
   });
 
   const linear = (w, at) => Float64Array.from({ length: at.length / 2 }, (_, i) => w[0] * at[2 * i] + w[1] * at[2 * i + 1]);
-  const spread = (a, b) => Math.sqrt(a.reduce((sum, v, i) => sum + (v - b[i]) ** 2, 0) / a.length);
+  const square = (a) => a.reduce((sum, v) => sum + v * v, 0);
+  // The relative error of an algorithm's answers as those of the network, in words
+  const error = (told, other) => square(told.map((v, i) => v - other[i])) / square(told);
+  const percent = (share) => `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`;
+  // The strongest shade is least squares at the start, so that a dragged point changes no others
+  const pairsOf = (state, n = state.count) => [
+    Float64Array.from({ length: 2 * n }, (_, i) => state[`${i % 2 ? "b" : "a"}${(i >> 1) + 1}`]),
+    Float64Array.from({ length: n }, (_, i) => state[`y${i + 1}`] * state.scale)];
+  const most = Math.max(...linear(Algorithms.ols(...pairsOf(first)), grid).map(Math.abs));
 
   function measured(state, [part]) {
-    const net = (part.net ??= Transformer.network(part)), n = state.count;
-    const xs = new Float64Array(2 * n), ys = new Float64Array(n);
-    for (let i = 0; i < n; i++) {
-      xs.set([state[`a${i + 1}`], state[`b${i + 1}`]], 2 * i);
-      ys[i] = state[`y${i + 1}`] * state.scale;
-    }
+    const net = (part.net ??= Transformer.network(part)), [xs, ys] = pairsOf(state);
     const weights = { ols: Algorithms.ols(xs, ys), ridge: Algorithms.ridge(xs, ys, state.penalty), step: Algorithms.step(xs, ys, state.rate) };
-    // Per unit of the labels, so that a change of their scale alone moves nothing that is linear
-    const nearest = (algorithm, rates) => Math.min(...rates.map((rate) => spread(asked, linear(algorithm(xs, ys, rate), drawn).map((v) => v / state.scale))));
-    const asked = Regressor.field(net, xs, ys, drawn).map((v) => v / state.scale);
-    const away = Object.fromEntries(Object.entries(weights).map(([name, w]) => [name, spread(asked, linear(w, drawn).map((v) => v / state.scale))]));
+    const told = Regressor.field(net, xs, ys, drawn), answers = (w) => linear(w, drawn);
+    const away = Object.fromEntries(Object.entries(weights).map(([name, w]) => [name, error(told, answers(w))]));
+    const nearest = (algorithm) => Math.min(...RATES.map((rate) => error(told, answers(algorithm(xs, ys, rate)))));
+    const best = { ridge: nearest(Algorithms.ridge), step: nearest(Algorithms.step) };
+    // Maps per unit of the labels, so that a change of their scale alone moves nothing that is linear
     const field = Regressor.field(net, xs, ys, grid).map((v) => v / state.scale);
     const other = linear(weights[state.other], grid).map((v) => v / state.scale);
-    const best = { ridge: nearest(Algorithms.ridge, RATES), step: nearest(Algorithms.step, RATES) };
-    const root = (list) => Math.sqrt(list.reduce((sum, v) => sum + v * v, 0) / list.length);
-    const times = (scale) => root(Regressor.field(net, xs, ys.map((y) => (y * scale) / state.scale), drawn));
-    const grown = state.scale < 10 ? null : times(10) / times(1); // by labels ten times as large
-    const ols = linear(weights.ols, drawn), size = (asked.reduce((sum, v, i) => sum + v * ols[i], 0) * state.scale) / ols.reduce((sum, v) => sum + v * v, 0);
+    const usual = state.scale < 10 ? null : Regressor.field(net, xs, ys.map((y) => y / state.scale), drawn);
+    const grown = usual && Math.sqrt(square(Regressor.field(net, xs, ys.map((y) => (y * 10) / state.scale), drawn)) / square(usual));
+    const ols = answers(weights.ols), size = told.reduce((sum, v, i) => sum + v * ols[i], 0) / square(ols);
     return { field, other, away, best, size, grown };
   }
 
@@ -99,28 +101,27 @@
 
     draw(state, parts) {
       const m = measured(state, parts), gap = m.field.map((value, i) => value - m.other[i]);
-      const most = 3.99977; // least squares at the start, so that a dragged point does not change the shades of the rest
       const rows = Object.entries(m.away).sort((a, b) => a[1] - b[1]);
-      const more = `<p class="live-note">With the best λ for these very pairs, ridge is ${m.best.ridge.toFixed(2)} away; with the best rate, one step is ${m.best.step.toFixed(2)} away.</p>`;
+      const more = `<p class="live-note">With the best λ for these very pairs, ridge has a relative error of ${percent(m.best.ridge)}; with the best rate, one step has ${percent(m.best.step)}.</p>`;
       const view = `<div class="live-row-of live-three">${plane("The network", m.field, state, most)}${plane(NAMES[state.other][0].toUpperCase() + NAMES[state.other].slice(1), m.other, state, most)}` +
         `${plane("The difference", gap, state, most)}</div>` +
-        `<p class="live-note">Blue: above 0; brown: below 0; strongest: ${most.toFixed(1)} or more. Circles: the pairs, with their labels. Distance: how far two maps differ (root of the mean squared difference, over new places drawn as in training).${state.scale === 1 ? "" : ` <b>All labels, maps and distances are shown divided by ${state.scale}</b>: a rule that grows with the labels looks the same.`}</p>`;
+        `<p class="live-note">Blue: above 0; brown: below 0; strongest: ${most.toFixed(1)} or more. Circles: the pairs, with their labels. Relative error: the mean squared difference of the network and an algorithm, as a share of the network's own mean square (over new points drawn as in training).${state.scale === 1 ? "" : ` <b>All labels and maps are shown divided by ${state.scale}</b>: a rule that grows with the labels looks the same.`}</p>`;
       const settings = { ols: "no penalty", ridge: `penalty λ = ${Number(state.penalty).toFixed(2)}`, step: `rate ${Number(state.rate).toFixed(2)}` };
-      const numbers = Object.entries(NAMES).map(([key, name]) => [`distance to ${name}`, m.away[key].toFixed(2), settings[key]]);
-      const said = `The network is ${rows.map(([key, value]) => `${value.toFixed(2)} from ${NAMES[key]}`).join(", ")}${state.scale === 1 ? "" : `, divided by ${state.scale}`}.`;
+      const numbers = Object.entries(NAMES).map(([key, name]) => [`relative error, ${name}`, percent(m.away[key]), settings[key]]);
+      const said = `Relative errors: ${rows.map(([key, value]) => `${NAMES[key]} ${percent(value)}`).join(", ")}.`;
       return { numbers, view, more, said, ...m };
     },
 
     tasks: [
-      { text: "Where does the network leave the algorithm? Raise “Labels times” until it is more than 0.3 from least squares, and more than 0.2 from ridge “with the best λ”.",
-        seen: [(s, m) => s.count > 2 && s.scale > 1 && m.away.ols > 0.3 && m.best.ridge > 0.2],
-        found: (s, m) => `at ${s.scale} times the labels it is ${m.away.ols.toFixed(2)} from least squares, and ${m.best.ridge.toFixed(2)} from ridge at its best penalty. Its answers are ${Math.round(100 * m.size)} % as large as those of least squares.` },
-      { text: "Make the network prefer ridge: take two pairs, drag them close to each other, and give them different labels, so that least squares is steep. Bring the network at least 0.3 nearer to ridge than to least squares.",
-        seen: [(s, m) => s.scale === 1 && m.away.ridge < m.away.ols - 0.3],
-        found: (s, m) => `the network is ${m.away.ridge.toFixed(2)} from ridge and ${m.away.ols.toFixed(2)} from least squares.` },
-      { text: "Find a rate at which one step of descent comes within 0.1. Then drag all points near one line through the middle: does any rate do it now (“with the best rate”)?",
-        seen: [(s, m) => s.count > 2 && m.away.step < 0.1, (s, m) => s.count > 2 && s.scale === 1 && m.best.step > 0.3],
-        found: () => "with some points one step comes within 0.1; with others no rate up to 5 comes within 0.3." },
+      { text: "Where does the network leave the algorithm? Raise “Labels times” until least squares has a relative error above 30 %, and ridge “with the best λ” one above 10 %.",
+        seen: [(s, m) => s.count > 2 && s.scale > 1 && m.away.ols > 0.3 && m.best.ridge > 0.1],
+        found: (s, m) => `at ${s.scale} times the labels least squares has a relative error of ${percent(m.away.ols)}, and ridge at its best penalty one of ${percent(m.best.ridge)}. The network's answers are ${Math.round(100 * m.size)} % as large as those of least squares.` },
+      { text: "Make the network prefer ridge: take two pairs, drag them close to each other, and give them different labels, so that least squares is steep. Make the relative error of least squares ten times that of ridge.",
+        seen: [(s, m) => s.scale === 1 && m.away.ols > 10 * m.away.ridge],
+        found: (s, m) => `ridge has a relative error of ${percent(m.away.ridge)}, least squares one of ${percent(m.away.ols)}.` },
+      { text: "Find a rate at which one step of descent has a relative error below 1 %. Then drag all points near one line through the middle: does any rate do it now (“with the best rate”)?",
+        seen: [(s, m) => s.count > 2 && m.away.step < 0.01, (s, m) => s.count > 2 && s.scale === 1 && m.best.step > 0.3],
+        found: () => "with some points one step has a relative error below 1 %; with others no rate up to 5 brings it below 30 %." },
     ],
   });
 }

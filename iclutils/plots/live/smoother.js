@@ -62,7 +62,7 @@
       const i = state.point, coordinate = (name, label) => ({ kind: "range", more: true, name: `${name}${i}`, label, min: -EDGE, max: EDGE, step: 0.05, said: signed });
       const key = i === OWN ? "the query, and the last key" : "its key";
       return [
-        { kind: "range", name: "sharp", label: "Scores times", min: 0.1, max: 4, step: 0.1, said: (v) => Number(v).toFixed(1) },
+        { kind: "range", name: "sharp", label: "Multiply all scores by", min: 0.1, max: 4, step: 0.1, said: (v) => Number(v).toFixed(1) },
         { kind: "radios", more: true, name: "point", label: "Token to move (or drag it)", options: Array.from({ length: OWN }, (_, k) => [String(k + 1), k === DEMOS ? "last" : `${k + 1}`]) },
         coordinate("a", `${key}, across`), coordinate("b", `${key}, up`), coordinate("c", "its value, across"), coordinate("d", "its value, up"),
       ];

@@ -48,7 +48,7 @@
     },
     fields: () => [
       { kind: "range", name: "at", label: "How long it has trained", min: 0, max: 9, said: (i) => `${[0, 30, 40, 45, 50, 55, 60, 80, 100, 3000][i]} training steps` },
-      { kind: "range", more: true, name: "rate", label: "Your step of descent: rate η", min: 0, max: MOST, step: 0.1, said: (v) => Number(v).toFixed(1) },
+      { kind: "range", more: true, name: "rate", label: "Your step of gradient descent: its rate", min: 0, max: MOST, step: 0.1, said: (v) => Number(v).toFixed(1) },
     ],
 
     draw(state, nets) {
@@ -60,14 +60,14 @@
       const moved = Number(state.rate) > 0, same = lossOf(layer.rate); // of a step with the layer's rate
       const said = `The layer after ${nets[state.at].step} training steps acts like rate ${rounded(layer.rate)} and has loss ${layer.loss.toFixed(3)}; a step of that rate has ${same.toFixed(3)}.${moved ? ` Your step at rate ${Number(state.rate).toFixed(1)} has loss ${mine.toFixed(3)}.` : ""}`;
       const view = `<svg class="live-wide" viewBox="0 0 390 ${top + height + 40}" role="img" aria-label="${said}">` +
-        `<path class="live-axis" d="M${left} ${top}v${height}h${width}"/>${ticks}<text x="${left + width / 2}" y="${top + height + 36}" text-anchor="middle">rate η of the step</text><text x="${left + 6}" y="${top + 12}">loss</text>` +
+        `<path class="live-axis" d="M${left} ${top}v${height}h${width}"/>${ticks}<text x="${left + width / 2}" y="${top + height + 36}" text-anchor="middle">length of the step (its rate)</text><text x="${left + 6}" y="${top + 12}">how wrong (loss)</text>` +
         `<path class="live-line live-a" d="${curve}"/>${trail}` +
         `${moved ? `<circle class="live-a" cx="${x(state.rate)}" cy="${y(mine)}" r="7"/>` : ""}<rect class="live-b" x="${(x(layer.rate) - 6).toFixed(1)}" y="${(y(layer.loss) - 6).toFixed(1)}" width="12" height="12"/></svg>` +
-        `<p class="live-note">Line: the loss of one step from 0 (half the mean squared error). Square: the layer. Its place from left to right: the rate of a step, read off its weights. Its height: its loss on ${CONTEXTS} prompts. Grey dots: the layer earlier in training.${moved ? " Disc: your step." : ""}</p>`;
+        `<p class="live-note">Line: the loss (half the mean squared error) of one step that starts from 0. Square: the layer. Across: the rate that its weights have. Up: its loss on ${CONTEXTS} prompts. Grey dots: the layer earlier in training.${moved ? " Disc: your step." : ""}</p>`;
       const numbers = [
-        ["loss of the layer", layer.loss.toFixed(3), `acts like η = ${rounded(layer.rate)}`],
-        ["loss of a step of this rate", same.toFixed(3), "on the line"],
-        ...(moved ? [["loss of your step", mine.toFixed(3), `η = ${Number(state.rate).toFixed(1)}`]] : []),
+        ["loss of the layer", layer.loss.toFixed(3), `at rate ${rounded(layer.rate)}`],
+        ["loss of a step at this rate", same.toFixed(3), "on the line"],
+        ...(moved ? [["loss of your step", mine.toFixed(3), `at rate ${Number(state.rate).toFixed(1)}`]] : []),
       ];
       const over = (net) => placed(net).loss - lossOf(placed(net).rate);
       const highest = nets.reduce((a, b) => (over(b) > over(a) ? b : a));

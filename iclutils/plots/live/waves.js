@@ -36,12 +36,12 @@
       choices: ["five times as much, too (4 to 6 times)", "less than four times", "more than six times"],
       deed: "Now move “Labels times” to 5.",
       answer: (s, m) => (s.scale === 5
-        ? [m.grown < 4 ? 1 : m.grown > 6 ? 2 : 0, `With five times the labels the layer's answers are ${m.grown.toFixed(1)} times as large (root mean square over x). ${m.grown < 4 || m.grown > 6 ? "So they are no step of gradient descent from 0, on whatever inputs. The layer fits waves of the size that it was trained on." : ""}`] : null),
+        ? [m.grown < 4 ? 1 : m.grown > 6 ? 2 : 0, `With five times the labels the layer's answers are ${m.grown.toFixed(1)} times as large (root mean square over x). ${m.grown < 4 || m.grown > 6 ? "So the layer takes no step of gradient descent from 0, whatever its inputs are. It draws waves of the size that it saw in training." : ""}`] : null),
     },
     fields(state) {
       const i = state.point;
       return [
-        { kind: "range", more: true, name: "rate", label: "Descent on x: rate η", min: 0, max: 0.3, step: 0.01, said: (v) => Number(v).toFixed(2) },
+        { kind: "range", more: true, name: "rate", label: "The straight line: rate of its step", min: 0, max: 0.3, step: 0.01, said: (v) => Number(v).toFixed(2) },
         { kind: "range", name: "scale", label: "Labels times", min: 0.5, max: 5, step: 0.5, said: String },
         { kind: "radios", more: true, name: "point", label: "Point to move (or drag it)", options: X.map((_, k) => [String(k + 1), `${k + 1}`]) },
         { kind: "range", more: true, name: `x${i}`, label: `Point ${i}: x`, min: -EDGE, max: EDGE, step: 0.1, said: signed },
@@ -59,22 +59,22 @@
       const ticks = [-4, -2, 0, 2, 4].map((v) => `<text x="${px(v)}" y="${top + height + 18}" text-anchor="middle">${plain(v)}</text>`).join("") +
         [-1, 0, 1].map((v) => `<text x="${left - 6}" y="${py(v * most, most) + 4}" text-anchor="end">${plain(v * most)}</text>`).join("");
       const scaled = Number(state.scale) !== 1;
-      const said = `The layer's curve is ${m.nearer.toFixed(2)} from the wave that fits the points best, descent on x ${m.farther.toFixed(2)}.${scaled ? ` With ${state.scale} times the labels its answers are ${m.grown.toFixed(1)} times as large.` : ""}`;
+      const said = `The layer's curve is ${m.nearer.toFixed(2)} from the wave that fits the points best, the straight line ${m.farther.toFixed(2)}.${scaled ? ` With ${state.scale} times the labels its answers are ${m.grown.toFixed(1)} times as large.` : ""}`;
       const view = `<svg class="live-wide" data-plane="" viewBox="0 0 390 ${top + height + 26}" role="img" aria-label="${said}"><path class="live-axis" d="M${left} ${top}v${height}h${width}M${left} ${top + height / 2}h${width}"/>${ticks}` +
         `<path class="live-line live-c" d="${path(m.wave)}"/><path class="live-line live-b" d="${path(m.line)}"/><path class="live-line live-a" d="${path(m.told)}"/>${points}</svg>` +
-        `<p class="live-note">Solid line: the layer. Dotted line: the wave a sin x + b cos x that fits the points best. Dashed line: one step of descent on x, at the rate under More; at no rate does it bend.</p>`;
+        `<p class="live-note">Solid line: the layer. Dotted line: the wave a sin x + b cos x that fits the points best. Dashed: one step of gradient descent, at the rate under More. It is straight at every rate.</p>`;
       const numbers = [
-        ["the layer from the wave", m.nearer.toFixed(2), "root mean square over x"],
-        ["descent from the wave", m.farther.toFixed(2), `η = ${Number(state.rate).toFixed(2)}`],
-        ...(scaled ? [["the layer’s answers grew", `${m.grown.toFixed(1)} times`, `labels and descent: ${state.scale} times`]] : []),
+        ["layer to best wave", m.nearer.toFixed(2), "their mean distance (root mean square)"],
+        ["straight line to best wave", m.farther.toFixed(2), `one step, at rate ${Number(state.rate).toFixed(2)}`],
+        ...(scaled ? [["the layer’s answers grew", `${m.grown.toFixed(1)} times`, `the labels and the line: ${state.scale} times`]] : []),
       ];
       return { numbers, view, said, ...m };
     },
 
     tasks: [
-      { text: "Multiply the labels until the layer is farther from the wave than descent is.",
+      { text: "Multiply the labels until the layer is farther from the wave than the straight line is.",
         seen: [(s, m) => s.scale > 1 && m.nearer > m.farther],
-        found: (s, m) => `at ${s.scale} times the labels the layer is ${m.nearer.toFixed(2)} from the wave, descent ${m.farther.toFixed(2)}: it fits waves of the size that it was trained on.` },
+        found: (s, m) => `at ${s.scale} times the labels the layer is ${m.nearer.toFixed(2)} from the wave, the straight line ${m.farther.toFixed(2)}: it fits waves of the size that it was trained on.` },
       { text: "Move one point, so that the layer leaves the wave that fits the points best by more than 0.2.",
         seen: [(s, m) => s.scale === 1 && m.nearer > 0.2 && X.filter((_, i) => ["x", "y"].some((name) => s[name + (i + 1)] !== first[name + (i + 1)])).length === 1],
         found: (s, m) => `one point takes it ${m.nearer.toFixed(2)} from the wave.` },
