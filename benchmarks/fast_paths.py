@@ -28,6 +28,7 @@ from iclutils.interp.graph import all_heads
 from iclutils.interp.hooks import run_with_hooks
 from iclutils.interp.readout import log_prob
 from iclutils.models import get_act_name, load, logits
+from iclutils.models.trace import trace, traced
 from iclutils.tasks import topics
 from iclutils.tasks.prompts import class_logits
 from iclutils.tasks.repeated import repeated_tokens
@@ -150,24 +151,30 @@ def dual():
 
 
 def asked():
-    """Time what is asked of a model once, before its parts are measured, beside such measures.
-
-    It is one pass of fifteen tokens, and some products. On two cores of an EPYC it took 1.7 % of
-    the edges of 8 sequences of 51 tokens and 17 % of those of 2 of 21; of direct effects, which
-    are one pass themselves, 15 % and 83 %. (SmolLM2: 10 % of the short edges, 0.26 s in all.)
-    """
+    """Time what is asked of a model once, before its parts are measured, beside such measures; and
+    the watched pass that it is asked of, beside the loading of which it is a part."""
 
     def seconds(way, *given):
         start = time.process_time()
         way(*given)
         return time.process_time() - start
 
-    edges, effects = [], []
-    for _ in range(TURNS):
-        model = six_layers()  # anew: nothing has been asked of it
-        logits(model, torch.arange(10)[None])  # what only the first pass costs
-        edges.append(seconds(invariants.blocks, model))
-        effects.append(edges[-1] + seconds(invariants._unembedding, model))
+    loaded, passes, watched, wired, edges, effects = ([] for _ in range(6))
+    with tempfile.TemporaryDirectory() as folder:
+        GPT2LMHeadModel(GPT2Config(n_layer=6)).save_pretrained(folder)
+        for _ in range(TURNS):
+            loaded.append(seconds(load, folder))
+            model = load(folder)  # nothing has been asked of it
+            tokens, stream = traced(model).tokens, torch.ones(3, model.cfg.d_model)
+            passes.append(seconds(logits, model, tokens))
+            watched.append(seconds(trace, model, tokens))
+            wired.append(seconds(invariants.blocks, model))
+            edges.append(wired[-1] + seconds(invariants.check_channels, model))
+            effects.append(wired[-1] + seconds(invariants.toward, model, stream, stream[0]))
+    more = statistics.median(watched) - statistics.median(passes)
+    print(
+        f"{'watched, of loading':<44} {100 * more / statistics.median(loaded):7.1f} %", flush=True
+    )
     for way, before in ((edge_attribution, edges), (direct_logits, effects)):
         for size in ((8, 25), (2, 10)):
             task = copying(model, *size, torch.Generator().manual_seed(0))

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ..errors import IclError
 from ..models import ActivationCache, TransformerBridge, check_tokens, get_act_name
-from .hooks import Hook, check_editable, run_with_hooks
-from .invariants import check_queries, check_rows, check_turns
+from .hooks import Hook, run_with_hooks
+from .invariants import check_editable, check_queries, check_rows, check_turns
 from .kv_cache import KeyStates, States, keys_values, read_with_cache
 
 Queries = Float[Tensor, "*batch query channel"]

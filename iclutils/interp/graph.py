@@ -21,7 +21,7 @@ from torch import Tensor
 from ..errors import IclError, unknown
 from ..models import ActivationCache, TransformerBridge, cached, get_act_name
 from .hooks import Hook
-from .invariants import END, blocks
+from .invariants import END, blocks, check_channels
 
 CHANNELS = ("q", "k", "v")
 
@@ -242,6 +242,7 @@ def shift_inputs(
         parts = ["hook_in"] if block.parallel else ["hook_in", "hook_attn_out"]
         add: Hook = f"{layer}mlp.hook_in", lambda value, hook: value + moved()
         return [*map(keep, parts if norm else []), add]
+    check_channels(model)
     channel = first.kind
     weight = getattr(model.blocks[first.layer].attn, f"W_{channel.upper()}")[heads]
 

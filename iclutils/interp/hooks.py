@@ -19,8 +19,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..errors import IclError, unknown
-from ..models import TransformerBridge, check_tokens, get_act_name, no_such_part
-from .invariants import editable, skip_layers
+from ..models import TransformerBridge, check_parts, check_tokens, get_act_name
+from .invariants import check_editable, skip_layers
 
 Head = tuple[int, int]
 Heads = Sequence[Head] | Sequence[Sequence[Head]]  # for all rows of a batch, or for each its own
@@ -48,14 +48,10 @@ def run_with_hooks(
     def keep(name: str) -> tuple[str, Callable[..., None]]:
         return name, lambda value, hook: seen.update({name: value})  # hook.name may be an alias
 
+    every: list[Any] = [*hooks, *map(keep, watch)]
+    check_parts(model, (name for name, _ in every), model.hook_dict)
     with torch.no_grad():
-        every: list[Any] = [*hooks, *map(keep, watch)]
-        try:
-            out = model.run_with_hooks(tokens, fwd_hooks=every, stop_at_layer=stop_at_layer)
-        except KeyError as error:
-            if lacking := [name for name, _ in every if repr(name) in str(error)]:
-                raise no_such_part(model, lacking[0]) from None
-            raise
+        out = model.run_with_hooks(tokens, fwd_hooks=every, stop_at_layer=stop_at_layer)
     return out, seen
 
 
@@ -219,16 +215,6 @@ def check_head(model: TransformerBridge, head: Head) -> None:
         raise IclError(
             f"There is no head {head[0]}.{head[1]}: the model has {model.cfg.n_layers} layers of "
             f"{model.cfg.n_heads} heads, counted from 0."
-        )
-
-
-def check_editable(model: TransformerBridge) -> None:
-    """Refuse a model whose attention can be read but not edited (see ``editable``)."""
-    if not editable(model):
-        raise IclError(
-            "This model shows its attention only after using it, so editing the attention, or a "
-            "gradient through it, would silently come to nothing. Use a model like GPT-2, "
-            "GPT-NeoX or Llama."
         )
 
 

@@ -2,14 +2,14 @@
 
 Architectures differ in what stands between a part and the residual stream: a norm before it, after
 it or on either side, a factor, an MLP beside the heads in place of after them. ``blocks`` finds out
-by trying on a few tokens, and compares every part with what the model does itself. A model that
-fits no known way is refused with the size of the gap: a measure is right or refused.
+from the few tokens that were read when the model was loaded (``models.trace``), and compares every
+part with what the model did itself. A model that fits no known way is refused with the size of the
+gap: a measure is right or refused.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, wraps
@@ -17,29 +17,19 @@ from typing import Any, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
 from ..errors import IclError
-from ..models import TransformerBridge, cached, get_act_name, logits
+from ..models import TransformerBridge, logits
 from ..models.checkpoint import first_line
+from ..models.trace import ATTENTION, CHANGED, END, LOGITS, NORMAL, READ, Trace, traced
 
 TOLERANCE = 1e-4  # of the largest value: float32 rounds at 1e-7, other architectures differ by 0.1
-PROBE = 3  # tokens of a probe: with one, a norm whose weights are equal would look like a factor
-GATE = "attn.hook_in"  # NaN there, but not in queries, keys and values, may change nothing
-EDITED: dict[str, tuple[int, int | slice]] = {  # row and position of the probe that get NaN
-    "attn.hook_q": (2, 0),
-    "attn.hook_k": (0, slice(None)),  # every position reads it
-    "attn.hook_v": (1, slice(None)),
-    "attn.hook_z": (2, 1),
-    "mlp.hook_in": (3, 0),
-    "hook_mlp_out": (3, 1),
-    GATE: (2, 2),
-}
-READ = ("hook_in", "hook_attn_out", "hook_out")
-END = "ln_final.hook_in"  # what the logits read
-NORMAL = "unembed.hook_in"  # what the final norm gives
+PROBE = 3  # tokens that are compared: with one, a norm whose weights are equal would be a factor
+COLUMNS = 512  # of the unembedding that are compared, at least, or all
+GATE = ["attn", "hook_in"]  # queries, keys and values alone may be made of it
 
 Stream = Float[Tensor, "*#lead d_model"]
 Norm = Callable[[Tensor], Tensor]
@@ -164,82 +154,52 @@ class Block:
 def blocks(model: TransformerBridge) -> tuple[Block, ...]:
     """Return how each block reads and writes, or refuse the model.
 
-    What reads must read what a norm makes of the stream, the parts must sum to the stream, and a
-    NaN at each hook by which parts are read or changed must come out again.
+    What reads must read what a norm makes of the stream, the parts must sum to the stream, and
+    what is changed at a part must reach what the block gives. Nothing is run: loading the model
+    left a ``trace``. For the weights of readers, see ``check_channels``.
     """
-    seen, faults = _try_out(model)
-    every = []
-    for layer in range(model.cfg.n_layers):
-        own = {part: seen[f"blocks.{layer}.{part}"] for part in (*EDITED, *READ)}
-        every.append(_wiring(model, layer, own))
-    _require(model, seen[END], own["hook_out"], "what the final norm reads")
-    if faults:
-        _refuse(model, faults[0])
-    return tuple(every)
-
-
-@once
-def _try_out(model: TransformerBridge) -> tuple[dict[str, Tensor], list[str]]:
-    """Run one sequence in five rows. Return what passes the hooks in the last row, which stays as
-    it is, and its logits; and what is wrong with edits in the other rows.
-
-    NaN in a place of ``EDITED`` must change what its block gives (to NaN; after folding, attention
-    becomes 0). Every block gives its rows back as if nothing had been changed, so that one run is
-    enough for all layers.
-    """
-    prefixes = [f"blocks.{layer}." for layer in range(model.cfg.n_layers)]
-    inside = [(prefix, part) for prefix in prefixes for part in (*EDITED, *READ)]
-    names = [prefix + part for prefix, part in inside] + [END]
+    trace, layers = traced(model), range(model.cfg.n_layers)
+    names = [f"blocks.{layer}.{part}" for layer in layers for part in (*CHANGED, *READ)] + [END]
     if lacking := sorted({*names} - set(model.hook_dict)):
         _refuse(model, f"it has no {lacking[0]}")
-    seen, faults = dict[str, Tensor](), list[str]()
-    tokens = _probe(model)[:1].expand(5, -1)
-    places = {**EDITED, END: (0, slice(None))}
-
-    def edit(prefix: str, part: str, value: Tensor, hook: object) -> Tensor:
-        if prefix + part in seen:  # an edit there would be made twice
-            _refuse(model, f"a run passes {prefix}{part} twice")
-        clean = seen[prefix + part] = value[-1:].clone()
-        if part == "hook_out":
-            compare(prefix, ((value - clean).abs() <= TOLERANCE * clean.abs().max()).all(-1))
-            return clean.expand_as(value)
-        if part not in places:
-            return value
-        changed = value.reshape(*tokens.shape, -1).clone()
-        if part in ("attn.hook_q", "attn.hook_k", "attn.hook_v"):
-            changed[EDITED[GATE]] = changed[-1, EDITED[GATE][1]]
-        changed[places[part]] = torch.nan
-        return changed.view_as(value)
-
-    def compare(prefix: str, same: Bool[Tensor, "row pos"]) -> None:
-        for part, place in EDITED.items():
-            unchanged = bool(same[place].all())
-            if unchanged and part != GATE:
-                faults.append(f"a change at {prefix}{part} does not reach what the block gives")
-            if part == GATE and not unchanged:
-                where = f"in layer {prefix.split('.')[1]} heads read more of the stream"
-                faults.append(f"{where} than queries, keys and values do (a gate?)")
-
-    def last(value: Tensor, hook: object) -> Tensor:
-        seen[NORMAL] = value[-1:].clone()
-        return value
-
-    hooks: list[Any] = [(prefix + part, partial(edit, prefix, part)) for prefix, part in inside]
-    hooks += [(END, partial(edit, "", END)), (NORMAL, last)]
-    with torch.no_grad():
-        changed, *same, clean = model.run_with_hooks(tokens, fwd_hooks=hooks)
-    if dead := [name for name in names if name not in seen]:
+    if trace.twice:  # an edit there would be made twice
+        _refuse(model, f"a run passes {trace.twice[0]} twice")
+    if dead := [name for name in names if name not in trace.seen]:
         _refuse(model, f"nothing ever passes {dead[0]}")
-    if not _gap(torch.stack(same), clean.expand(len(same), -1, -1)) <= TOLERANCE:
-        faults.append("a change at what a block gives does not reach its logits")
-    if _gap(changed, clean) <= TOLERANCE:
-        faults.append(f"a change at {END} does not reach its logits")
-    return {**seen, "logits": clean[None]}, faults
+    every = tuple(_wiring(model, layer) for layer in layers)
+    stream = trace.seen[f"blocks.{layers[-1]}.hook_out"]
+    _require(model, trace.seen[END], stream, "what the final norm reads")
+    if fault := next(_faults(trace, layers), None):
+        _refuse(model, fault)
+    return every
 
 
-def _wiring(model: TransformerBridge, layer: int, seen: Mapping[str, Tensor]) -> Block:
+def _faults(trace: Trace, layers: Iterable[int]) -> Iterator[str]:
+    """List where a change does not reach what it should, or reaches what it should not."""
+    for layer in layers:
+        inside = trace.behind(f"blocks.{layer}.hook_out")
+        for name in (f"blocks.{layer}.{part}" for part in CHANGED):
+            if name not in inside:
+                yield f"a change at {name} does not reach what the block gives"
+    whole = trace.behind(LOGITS) | {LOGITS}
+    if END not in whole:
+        yield f"a change at {END} does not reach its logits"
+    for name, source in ((name, x) for name, some in trace.sources.items() for x in sorted(some)):
+        block, layer, *part = source.split(".")
+        inside = name.startswith(f"{block}.{layer}.")
+        if name in whole and part == GATE and inside and not name.endswith(CHANGED[:3]):
+            yield (
+                f"in layer {layer} heads read more of the stream than queries, keys and values do "
+                "(a gate?)"
+            )
+        if name in whole and part not in ([], ["hook_out"]) and not inside:
+            yield f"a change at what a block gives does not reach its logits: {name} reads {source}"
+
+
+def _wiring(model: TransformerBridge, layer: int) -> Block:
     """Find out how one block is wired, from what passed its hooks."""
     block: Any = model.blocks[layer]
+    seen = _last(model, layer)
     attn, before, attended = block.attn, seen["hook_in"], seen["hook_attn_out"]
     parallel = bool(getattr(model.cfg, "parallel_attn_mlp", False))
     stream = before if parallel else before + attended
@@ -247,12 +207,6 @@ def _wiring(model: TransformerBridge, layer: int, seen: Mapping[str, Tensor]) ->
     check_queries(model, seen["attn.hook_q"])
     heads_read = _fit(model, block, before, seen["attn.hook_in"], f"{where}what the heads read")
     mlp_read = _fit(model, block, stream, seen["mlp.hook_in"], f"{where}what the MLP reads")
-    for channel in "qkv":
-        weight: Any = getattr(attn, f"W_{channel.upper()}")
-        bias = getattr(attn, f"b_{channel.upper()}", None)
-        states = (seen["attn.hook_in"][:, None] @ weight).transpose(1, 2)  # no copy of the weight
-        states = states if bias is None else states + bias
-        _require(model, states, seen[f"attn.hook_{channel}"], f"{where}the {channel} of heads")
     plain = Block(heads_read, mlp_read, parallel, attn.W_O, getattr(attn, "b_O", None))
     whole, what = plain.written(seen["attn.hook_z"]), f"{where}what the heads write"
     factor = float((whole * attended).sum() / whole.square().sum())
@@ -268,6 +222,27 @@ def _wiring(model: TransformerBridge, layer: int, seen: Mapping[str, Tensor]) ->
     sum_of_parts = before + attended + seen["hook_mlp_out"]
     _require(model, sum_of_parts, seen["hook_out"], f"{where}the sum of what heads and MLP write")
     return wired
+
+
+def _last(model: TransformerBridge, layer: int) -> dict[str, Tensor]:
+    """Return what passed the points of a layer at the last tokens of the trace."""
+    seen = traced(model).seen
+    return {part: seen[f"blocks.{layer}.{part}"][:, -PROBE:] for part in (*CHANGED, *READ)}
+
+
+@once
+def check_channels(model: TransformerBridge) -> None:
+    """Refuse a model whose queries, keys and values are not what their matrices make of what the
+    heads read: measures of weights, and of edges into heads, take them for this."""
+    for layer in range(len(blocks(model))):
+        seen = _last(model, layer)
+        for channel in "qkv":
+            weight = getattr(model.blocks[layer].attn, f"W_{channel.upper()}")
+            bias = getattr(model.blocks[layer].attn, f"b_{channel.upper()}", None)
+            states = (seen["attn.hook_in"][:, None] @ weight).transpose(1, 2)  # no copy of it
+            states = states if bias is None else states + bias
+            what = f"in layer {layer} the {channel} of heads"
+            _require(model, states, seen[f"attn.hook_{channel}"], what)
 
 
 def _fit(model: TransformerBridge, owner: Any, stream: Tensor, read: Tensor, what: str) -> Any:
@@ -295,32 +270,18 @@ def _norms(model: TransformerBridge, owner: Any) -> Iterator[Norm]:
     yield partial(functional.rms_norm, normalized_shape=shape, eps=eps)
 
 
-def _spoil(value: Tensor, hook: object) -> Tensor:
-    return torch.full_like(value, torch.nan)
-
-
-@once
-def editable(model: TransformerBridge) -> bool:
-    """Tell whether an edit of attention patterns, or of the scores before them, changes the output.
-
-    Some architectures (GPT-J, GPT-Neo, OPT) compute attention on their own, and TransformerLens
-    shows it afterwards. Measured at layer 0: NaN put in must come out.
-    """
-    patterns: list[Tensor] = []
-
-    def keep(value: Tensor, hook: object) -> Tensor:
-        patterns.append(value)
-        return value
-
-    tokens = torch.zeros(1, 2, dtype=torch.long, device=model.cfg.device)
-    first: Any = {"stop_at_layer": 1}  # what reaches the second layer reaches the logits
-    scores, pattern = (f"blocks.0.attn.hook_{part}" for part in ("attn_scores", "pattern"))
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the edits that are lost
-        model.run_with_hooks(tokens, fwd_hooks=[(scores, _spoil), (pattern, keep)], **first)
-        out = model.run_with_hooks(tokens, fwd_hooks=[(pattern, _spoil)], **first)
-    no_rows = not bool(patterns[0].sum() > 0)  # NaN or, after folding, 0
-    return no_rows and bool(out.isnan().any())
+def check_editable(model: TransformerBridge) -> None:
+    """Refuse a model in which an edit of attention patterns, or of the scores before them, changes
+    nothing: some (GPT-J, OPT) compute attention on their own, and it is shown afterwards."""
+    trace = traced(model)
+    whole = trace.behind(LOGITS)
+    for scores, rows in ([f"blocks.{i}.{x}" for x in ATTENTION] for i in range(model.cfg.n_layers)):
+        if scores not in trace.behind(rows) or rows not in whole:
+            raise IclError(
+                "This model shows its attention only after using it, so editing the attention, or "
+                "a gradient through it, would silently come to nothing. Use a model like GPT-2, "
+                "GPT-NeoX or Llama."
+            )
 
 
 @once
@@ -328,12 +289,13 @@ def _unembedding(model: TransformerBridge) -> tuple[Norm, float]:
     """Return the norm before the unembedding, and the factor between what the unembedding gives and
     the logits (Cohere, Granite), 1 for most. Refuses a model whose logits are not linear in what
     this norm gives, as under a soft cap (Gemma-2): there no part of a logit is due to one head."""
-    seen, _ = _try_out(model)
-    end, normal, said = (seen[name] for name in (END, NORMAL, "logits"))
+    trace, some = traced(model), slice(None, None, max(1, model.cfg.d_vocab // COLUMNS))
+    end, normal = (trace.seen[name][:, -PROBE:] for name in (END, NORMAL))
+    said = trace.logits[:, -PROBE:, some]
     norm = _fit(model, model, end, normal, "what the unembedding reads") or (lambda stream: stream)
     if freeze(norm, end) is None:
         _refuse(model, "its final norm is neither LayerNorm nor RMSNorm")
-    plain = normal @ model.W_U + model.b_U
+    plain = normal @ model.W_U[:, some] + model.b_U[some]
     if _gap(plain, said) <= TOLERANCE:
         return norm, 1.0
     factor = float((plain * said).sum() / plain.square().sum())
@@ -353,8 +315,7 @@ def toward(
     norm, factor = _unembedding(model)
     frozen = freeze(norm, end)
     assert frozen is not None, "_unembedding has tried this norm"
-    before = frozen.pull_back(direction)
-    return before if factor == 1 else factor * before
+    return factor * frozen.pull_back(direction)
 
 
 def skip_layers(
@@ -381,19 +342,13 @@ def _handing_on(model: TransformerBridge, layers: int, output: object) -> Iterat
 def _gives_tuples(model: TransformerBridge) -> bool:
     """Tell whether a block hands on a tuple with the stream in it, not the stream itself; refuse a
     model whose logits differ when the blocks below the last are skipped."""
-    outputs, last = list[object](), model.cfg.n_layers - 1
-    name, tokens = get_act_name("resid_pre", last), _probe(model)
-    handle = model.blocks[0].register_forward_hook(lambda block, args, out: outputs.append(out))
-    try:
-        whole, cache = cached(model, tokens, [name])
-    finally:
-        handle.remove()
-    tuples, start = isinstance(outputs[0], tuple), cache[name]
-    with _handing_on(model, last, (start,) if tuples else start):
-        gap = _gap(logits(model, tokens), whole)
+    trace, last = traced(model), model.cfg.n_layers - 1
+    start = trace.seen[f"blocks.{last}.hook_in"][:, :PROBE]
+    with _handing_on(model, last, (start,) if trace.tuples else start):
+        gap = _gap(logits(model, trace.tokens[:, :PROBE]), trace.logits[:, :PROBE])
     if gap > TOLERANCE:
         _refuse(model, "a run that goes on from a layer is not the whole run", gap)
-    return tuples
+    return trace.tuples
 
 
 def check_rows(model: TransformerBridge, pattern: Float[Tensor, "*lead src"], what: str) -> None:
@@ -411,9 +366,9 @@ def check_queries(
 ) -> None:
     """Refuse queries that are not one for each head, as where gates stand between them
     (Qwen-3.5)."""
-    count, heads = queries.shape[-2], model.cfg.n_heads
-    if count != heads:
-        _refuse(model, f"its {heads} heads have {count} queries (gates among them?)", what=what)
+    if queries.shape[-2] != (heads := model.cfg.n_heads):
+        why = f"its queries are not one for each of its {heads} heads (gates among them?)"
+        _refuse(model, why, what=what)
 
 
 def window(model: TransformerBridge) -> int | None:
@@ -447,13 +402,6 @@ def check_turns(model: TransformerBridge, *lengths: int) -> None:
             f"some are shorter and some longer ({min(lengths)} and {max(lengths)} tokens). Use "
             "texts on one side of this length."
         )
-
-
-def _probe(model: TransformerBridge) -> Int[Tensor, "two pos"]:
-    """Draw two short sequences, always the same."""
-    draw = torch.Generator().manual_seed(0)
-    size = 2, min(PROBE, model.cfg.n_ctx)
-    return torch.randint(model.cfg.d_vocab, size, generator=draw).to(model.cfg.device)
 
 
 def _gap(one: Tensor, other: Tensor) -> float:

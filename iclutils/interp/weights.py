@@ -16,7 +16,7 @@ from ..errors import IclError
 from ..models import TransformerBridge
 from .at_query import rotate_apart
 from .hooks import Head, check_head
-from .invariants import blocks
+from .invariants import blocks, check_channels
 
 CHUNK = 512  # queries compared with all keys at once: 512 x 50,257 floats are 100 MB
 
@@ -27,6 +27,7 @@ def copying_scores(model: TransformerBridge) -> Float[Tensor, "layer head"]:
     +1: attending to a token raises its own logit, for every direction; 0: as often as not. AB and
     BA share their non-zero eigenvalues: the d_head x d_head matrix ``W_O (W_U W_E) W_V`` is enough.
     """
+    check_channels(model)
     out = torch.stack([block.reaching for block in blocks(model)])
     core = (out @ (model.W_U @ model.W_E) @ model.W_V).double()
     values = torch.linalg.eigvals(core)
@@ -47,7 +48,8 @@ def composition_scores(
             f"{kind}-composition cannot be read from this model's weights: its heads norm their "
             "queries and keys, so that no one matrix makes the scores. V-composition can."
         )
-    out = torch.stack([block.reaching for block in blocks(model)])  # or a refusal
+    check_channels(model)
+    out = torch.stack([block.reaching for block in blocks(model)])
     values, queries, keys = model.W_V, model.W_Q, model.W_K
     if distance is not None:
         layers = enumerate(zip(queries, keys, strict=True))
@@ -107,7 +109,8 @@ def qk_matching(
     check_head(model, induction)
     if l2 <= l1:
         raise IclError(f"{l2}.{h2} cannot read {l1}.{h1}: it must be in a later layer.")
-    out = blocks(model)[l1].reaching[h1]  # or a refusal
+    check_channels(model)
+    out = blocks(model)[l1].reaching[h1]
     tokens = model.W_E if among is None else model.W_E[among]  # (token, d_model)
     queries = tokens @ model.W_Q[l2, h2]
     written = tokens @ model.W_V[l1, h1] @ out

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         HUB,
         bos,
         cached,
+        check_parts,
         check_tokens,
         edit_weights,
         encode,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
         load,
         local_folder,
         logits,
-        no_such_part,
         random_init,
         start_tokens,
         token_ids,
@@ -44,7 +44,7 @@ _LIBRARIES = {
     "get_act_name": "transformer_lens.utilities",
     "PreTrainedModel": "transformers",
 }
-_ROOMS = ("checkpoint", "language", "lsa", "regressors", "storage")
+_ROOMS = ("checkpoint", "language", "lsa", "regressors", "storage", "trace")
 
 
 def __getattr__(name: str) -> Any:

@@ -45,6 +45,7 @@ from ..files import check_sums, read_json, sha256
 from ..zoo import smollm2
 from . import checkpoint
 from .checkpoint import start_tokens as start_tokens
+from .trace import trace
 
 logging.disable_progress_bar()
 
@@ -211,10 +212,10 @@ def _give_words(bridge: TransformerBridge, tokenizer: PreTrainedTokenizerBase) -
 
 def _examine(bridge: TransformerBridge, name: str, tokens: Tensor, expected: Tensor) -> None:
     """Refuse a network whose attention cannot be seen, or that is not the one on disk."""
-    ends = ("hook_pattern", "blocks.0.attn.hook_z")
-    logits, seen = cached(bridge, tokens, lambda hook: hook.endswith(ends))
-    pattern, z = (seen.cache_dict.get(f"blocks.0.attn.hook_{part}") for part in ("pattern", "z"))
-    if not isinstance(pattern, Tensor):
+    watched = trace(bridge, tokens)
+    logits, seen = watched.logits, watched.seen
+    pattern, z = (seen.get(f"blocks.0.attn.hook_{part}") for part in ("pattern", "z"))
+    if pattern is None:
         raise IclError(
             f"{name!r} does not expose attention patterns, so this package cannot look into it. "
             "Use a decoder model with softmax attention, such as GPT-2."
@@ -229,7 +230,7 @@ def _examine(bridge: TransformerBridge, name: str, tokens: Tensor, expected: Ten
             f"{name!r} does not expose what each of its heads writes, so this package cannot look "
             "into it. Use a model whose heads have queries, keys and values, such as GPT-2."
         )
-    if (layers := len(seen.cache_dict) - 1) < bridge.cfg.n_layers:
+    if (layers := sum(name.endswith("hook_pattern") for name in seen)) < bridge.cfg.n_layers:
         raise IclError(
             f"{name!r} has attention in {layers} of its {bridge.cfg.n_layers} layers, and the "
             "measures of this package need it in each. Use a model such as GPT-2 or Llama."
@@ -270,7 +271,7 @@ def _fold(bridge: TransformerBridge, name: str, tokens: Tensor, expected: Tensor
     options = {"fold_value_biases": not sinks, "center_unembed": not capped}
     try:
         bridge.enable_compatibility_mode(disable_warnings=True, **options)
-        gap = _gap(logits(bridge, tokens), expected)
+        gap = _gap(trace(bridge.requires_grad_(False), tokens).logits, expected)
     except Exception as error:  # it raises many types
         raise IclError(
             f"The norms of {name!r} cannot be folded into its weights "
@@ -281,7 +282,6 @@ def _fold(bridge: TransformerBridge, name: str, tokens: Tensor, expected: Tensor
             f"With its norms folded into its weights {name!r} is another network: its "
             f"log-probabilities are up to {gap:.2g} nats away. Load it with fold=False."
         )
-    bridge.requires_grad_(False)
 
 
 def _check_cache(bridge: Any, name: str, tokens: Tensor, whole: Tensor) -> None:
@@ -487,18 +487,18 @@ def cached(
     wanted = names if callable(names) else named.__contains__
     with torch.no_grad():
         logits, cache = model.run_with_cache(tokens, names_filter=wanted)
-    if lacking := sorted(named - cache.keys()):
-        raise no_such_part(model, lacking[0])
+    check_parts(model, named, cache.keys())
     return logits, cache
 
 
-def no_such_part(model: TransformerBridge, name: str) -> IclError:
-    """Make the refusal of a model that lacks what a measure reads or changes."""
-    kind = getattr(model.original_model.config, "model_type", "unknown")
-    return IclError(
-        f"This model ({kind}) has no {name}, which is read or changed here. Its predictions and "
-        "its attention can be measured all the same."
-    )
+def check_parts(model: TransformerBridge, names: Iterable[str], parts: Iterable[str]) -> None:
+    """Refuse a model that lacks what a measure reads or changes: ``names`` beyond its ``parts``."""
+    if lacking := sorted({*names} - {*parts}):
+        kind = getattr(model.original_model.config, "model_type", "unknown")
+        raise IclError(
+            f"This model ({kind}) has no {lacking[0]}, which is read or changed here. Its "
+            "predictions and its attention can be measured all the same."
+        )
 
 
 def _pinned(name: str) -> HubModel:

@@ -5,9 +5,12 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
+from tiny import save_gpt2
 
 from iclutils import IclError, models
 from iclutils.interp import invariants
+from iclutils.models.trace import trace, traced
 from tools import architectures
 from tools.architectures import CASES, MEASURES
 
@@ -58,9 +61,49 @@ def test_a_model_that_fits_no_known_way_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(case.model.cfg, "parallel_attn_mlp", False)
     with pytest.raises(IclError, match=r"\(phi\).* what the MLP reads is no norm .* off by \d"):
         architectures.edges(case, "qkv")
-    monkeypatch.undo()
-    case = replace(case, model=models.load(tmp_path))  # a model is tried once
-    case.model.set_use_hook_mlp_in(True)
-    monkeypatch.setitem(invariants.EDITED, "hook_mlp_in", (3, 2))
-    with pytest.raises(IclError, match=r"nothing ever passes blocks\.0\.hook_mlp_in"):
-        architectures.direct_effects(case)
+
+
+def dead(block, below):
+    mlp = block.mlp
+    return lambda x: (mlp.hook_in(x), mlp.hook_out(mlp.original_component(x)))[1]
+
+
+def never(block, below):
+    return lambda x: block.mlp.hook_out(block.mlp.original_component(x))
+
+
+def twice(block, below):
+    mlp = block.mlp
+    return lambda x: mlp.hook_out(mlp.original_component(mlp.hook_in(mlp.hook_in(x))))
+
+
+def gate(block, below, of=None):
+    mlp, passed = block.mlp, []
+    (of or block.attn.q).register_forward_pre_hook(lambda part, args: passed.append(args[0]))
+    return lambda x: mlp.hook_out(mlp.original_component(mlp.hook_in(x)) + 0 * passed[-1])
+
+
+def past(block, below):
+    return gate(block, below, below.attn.q)
+
+
+FAULTS = {
+    dead: r"a change at blocks\.1\.mlp\.hook_in does not reach what the block gives",
+    never: r"nothing ever passes blocks\.1\.mlp\.hook_in",
+    twice: r"a run passes blocks\.1\.mlp\.hook_in twice",
+    gate: r"in layer 1 heads read more of the stream than queries, keys and values do \(a gate",
+    past: r"blocks\.1\.hook_mlp_out reads blocks\.0\.attn\.hook_in",
+}
+
+
+# No number of these runs is another, so that sums of parts cannot tell.
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_change_that_would_come_to_nothing_or_to_more_is_refused(fault, tmp_path):
+    save_gpt2(tmp_path)
+    model = models.load(tmp_path)
+    below, block = model.blocks[:2]
+    tokens, clean = traced(model).tokens, traced(model).logits
+    block.mlp.__dict__["forward"] = fault(block, below)
+    torch.testing.assert_close(trace(model, tokens).logits, clean)
+    with pytest.raises(IclError, match=FAULTS[fault]):
+        invariants.blocks(model)

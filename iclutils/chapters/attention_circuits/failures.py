@@ -26,7 +26,8 @@ from ...interp.attribution import answer_direction
 from ...interp.clean_corrupt import CONSTANT, CleanCorrupt
 from ...interp.graph import Edge, Node, component_output, output_hook
 from ...interp.head_scores import uniform_pattern
-from ...interp.hooks import Hook, at_positions, check_editable, run_with_hooks, set_activation
+from ...interp.hooks import Hook, at_positions, run_with_hooks, set_activation
+from ...interp.invariants import check_editable
 from ...interp.statistics import benjamini_hochberg, mean_se
 from ...models import TransformerBridge, get_act_name
 

@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from ...interp.hooks import Hook, at_positions, check_editable
-from ...interp.invariants import check_window
+from ...interp.hooks import Hook, at_positions
+from ...interp.invariants import check_editable, check_window
 from ...interp.readout import check_prompts, in_batches
 from ...models import TransformerBridge, get_act_name
 from ...tasks.prompts import Prompts, class_logits

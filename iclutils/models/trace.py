@@ -1,0 +1,104 @@
+"""One pass of a model, watched: what passes its points, and from which points it is computed.
+
+Gradients are not computed, but torch notes on the way which tensor is made of which. Every point
+cuts these notes off, so that they name the points that come directly before the next one.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from weakref import WeakKeyDictionary
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformer_lens.model_bridge import TransformerBridge
+
+# What measures change in a block, and what they read of it besides.
+CHANGED = (
+    "attn.hook_q",
+    "attn.hook_k",
+    "attn.hook_v",
+    "attn.hook_z",
+    "mlp.hook_in",
+    "hook_mlp_out",
+)
+READ = ("attn.hook_in", "hook_in", "hook_attn_out", "hook_out")
+ATTENTION = ("attn.hook_attn_scores", "attn.hook_pattern")
+END = "ln_final.hook_in"  # what the logits read
+NORMAL = "unembed.hook_in"  # what the final norm gives
+LOGITS = "logits"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one pass over a few tokens showed, by the name of the point; a point that nothing
+    passed is missing."""
+
+    tokens: Int[Tensor, "1 pos"]
+    logits: Float[Tensor, "1 pos vocab"]
+    seen: Mapping[str, Tensor]
+    sources: Mapping[str, set[str]]  # the points that come directly before; of LOGITS, too
+    twice: list[str]  # points that something passed more than once
+    tuples: bool  # a block hands on a tuple with the stream in it
+
+    def behind(self, name: str) -> set[str]:
+        """Return the points at which a change reaches this one."""
+        todo, met = [name], set[str]()
+        while todo:
+            new = self.sources.get(todo.pop(), set()) - met
+            met |= new
+            todo += new
+        return met
+
+
+_TRACES: WeakKeyDictionary[TransformerBridge, Trace] = WeakKeyDictionary()
+
+
+def traced(model: TransformerBridge) -> Trace:
+    """Return the trace that was made when the model was loaded."""
+    return _TRACES[model]
+
+
+def trace(model: TransformerBridge, tokens: Int[Tensor, "1 pos"]) -> Trace:
+    """Run a model once and note what passes; ``traced`` returns it from then on."""
+    parts, layers = (*CHANGED, *READ, *ATTENTION), range(model.cfg.n_layers)
+    names = [f"blocks.{layer}.{part}" for layer in layers for part in parts] + [END, NORMAL]
+    begins, seen = dict[object, str](), dict[str, Tensor]()
+    sources, twice, handed = dict[str, set[str]](), list[str](), list[object]()
+
+    def before(value: Tensor) -> set[str]:
+        """Return the points that a tensor is made of, from torch's notes."""
+        todo, met, points = [value.grad_fn], set[object](), set[str]()
+        while todo:
+            node = todo.pop()
+            if node in begins:
+                points.add(begins[node])
+            elif node is not None and node not in met:
+                met.add(node)
+                todo += [each for each, _ in node.next_functions]
+        return points
+
+    def cut(name: str, value: Tensor, hook: object) -> Tensor:
+        if name in seen:
+            twice.append(name)
+        sources[name] = sources.get(name, set()) | before(value)
+        seen[name] = value.detach()
+        new = seen[name].clone().requires_grad_().clone()  # may be changed in place
+        begins[new.grad_fn] = name
+        return new
+
+    hooks = [(name, partial(cut, name)) for name in names if name in model.hook_dict]
+    handle = model.blocks[0].register_forward_hook(lambda block, args, out: handed.append(out))
+    try:
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of attention that can be seen, but not changed
+            logits = model.run_with_hooks(tokens, fwd_hooks=hooks)
+    finally:
+        handle.remove()
+    sources[LOGITS], tuples = before(logits), isinstance(handed[0], tuple)
+    _TRACES[model] = Trace(tokens, logits.detach(), seen, sources, twice, tuples)
+    return _TRACES[model]
