@@ -159,41 +159,36 @@ def blocks(model: TransformerBridge) -> tuple[Block, ...]:
     left a ``trace``. For the weights of readers, see ``check_channels``.
     """
     trace, layers = traced(model), range(model.cfg.n_layers)
-    names = [f"blocks.{layer}.{part}" for layer in layers for part in (*CHANGED, *READ)] + [END]
-    if lacking := sorted({*names} - set(model.hook_dict)):
+    names = {f"blocks.{layer}.{part}" for layer in layers for part in (*CHANGED, *READ)} | {END}
+    if lacking := sorted(names - trace.seen.keys()):
         _refuse(model, f"it has no {lacking[0]}")
     if trace.twice:  # an edit there would be made twice
         _refuse(model, f"a run passes {trace.twice[0]} twice")
-    if dead := [name for name in names if name not in trace.seen]:
-        _refuse(model, f"nothing ever passes {dead[0]}")
     every = tuple(_wiring(model, layer) for layer in layers)
     stream = trace.seen[f"blocks.{layers[-1]}.hook_out"]
     _require(model, trace.seen[END], stream, "what the final norm reads")
-    if fault := next(_faults(trace, layers), None):
+    if fault := _fault(trace, layers):
         _refuse(model, fault)
     return every
 
 
-def _faults(trace: Trace, layers: Iterable[int]) -> Iterator[str]:
-    """List where a change does not reach what it should, or reaches what it should not."""
-    for layer in layers:
-        inside = trace.behind(f"blocks.{layer}.hook_out")
-        for name in (f"blocks.{layer}.{part}" for part in CHANGED):
-            if name not in inside:
-                yield f"a change at {name} does not reach what the block gives"
+def _fault(trace: Trace, layers: Iterable[int]) -> str:
+    """Tell where a change does not reach what it should, or reaches what it should not."""
+    ends = {f"blocks.{i}.hook_out": {f"blocks.{i}.{part}" for part in CHANGED} for i in layers}
+    for end, parts in {**ends, LOGITS: {END}}.items():
+        if lost := sorted(parts - trace.behind(end)):
+            return f"a change at {lost[0]} does not reach {end}"
     whole = trace.behind(LOGITS) | {LOGITS}
-    if END not in whole:
-        yield f"a change at {END} does not reach its logits"
-    for name, source in ((name, x) for name, some in trace.sources.items() for x in sorted(some)):
-        block, layer, *part = source.split(".")
-        inside = name.startswith(f"{block}.{layer}.")
-        if name in whole and part == GATE and inside and not name.endswith(CHANGED[:3]):
-            yield (
-                f"in layer {layer} heads read more of the stream than queries, keys and values do "
-                "(a gate?)"
-            )
-        if name in whole and part not in ([], ["hook_out"]) and not inside:
-            yield f"a change at what a block gives does not reach its logits: {name} reads {source}"
+    for name in (name for name in trace.sources if name in whole):
+        for source in sorted(trace.sources[name]):
+            block, layer, *part = source.split(".")
+            if not name.startswith(f"{block}.{layer}."):
+                if part not in ([], ["hook_out"]):
+                    return f"{name} reads {source}, past what that block gives"
+            elif part == GATE and not name.endswith(CHANGED[:3]):
+                where = f"in layer {layer} heads read more of the stream than queries, keys and"
+                return f"{where} values do (a gate?)"
+    return ""
 
 
 def _wiring(model: TransformerBridge, layer: int) -> Block:

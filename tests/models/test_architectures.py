@@ -88,11 +88,11 @@ def past(block, below):
 
 
 FAULTS = {
-    dead: r"a change at blocks\.1\.mlp\.hook_in does not reach what the block gives",
-    never: r"nothing ever passes blocks\.1\.mlp\.hook_in",
+    dead: r"a change at blocks\.1\.mlp\.hook_in does not reach blocks\.1\.hook_out",
+    never: r"it has no blocks\.1\.mlp\.hook_in",
     twice: r"a run passes blocks\.1\.mlp\.hook_in twice",
     gate: r"in layer 1 heads read more of the stream than queries, keys and values do \(a gate",
-    past: r"blocks\.1\.hook_mlp_out reads blocks\.0\.attn\.hook_in",
+    past: r"blocks\.1\.hook_mlp_out reads blocks\.0\.attn\.hook_in, past what",
 }
 
 
