@@ -152,7 +152,12 @@ def dual():
 
 def asked():
     """Time what is asked of a model once, before its parts are measured, beside such measures; and
-    the watched pass that it is asked of, beside the loading of which it is a part."""
+    the watched pass that it is asked of, beside the loading of which it is a part.
+
+    On two cores of an EPYC watching took 1.8 % of loading. What is asked afterwards took 0.3 % of
+    the edges of 8 sequences of 51 tokens and 2.4 % of those of 2 of 21; of direct effects, which
+    are one pass themselves, 0.8 % and 4.6 %: every W_O is multiplied with three tokens.
+    """
 
     def seconds(way, *given):
         start = time.process_time()

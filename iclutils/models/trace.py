@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -91,7 +92,7 @@ def trace(model: TransformerBridge, tokens: Int[Tensor, "1 pos"]) -> Trace:
         begins[new.grad_fn] = name
         return new
 
-    hooks = [(name, partial(cut, name)) for name in names if name in model.hook_dict]
+    hooks: list[Any] = [(x, partial(cut, x)) for x in names if x in model.hook_dict]
     handle = model.blocks[0].register_forward_hook(lambda block, args, out: handed.append(out))
     try:
         with torch.enable_grad(), warnings.catch_warnings():
