@@ -24,7 +24,7 @@ from torch.nn import functional
 from ..errors import IclError
 from ..models import TransformerBridge, logits
 from ..models.checkpoint import first_line
-from ..models.trace import ATTENTION, CHANGED, END, LOGITS, NORMAL, READ, Trace, traced
+from ..models.trace import ATTENTION, CHANGED, END, LOGITS, NORMAL, READ, Trace, trace, traced
 
 TOLERANCE = 1e-4  # of the largest value: float32 rounds at 1e-7, other architectures differ by 0.1
 PROBE = 3  # tokens that are compared: with one, a norm whose weights are equal would be a factor
@@ -44,7 +44,11 @@ def once(ask: Callable[[TransformerBridge], Answer]) -> Callable[[TransformerBri
     def answer(model: TransformerBridge) -> Answer:
         if model not in answers:
             try:
-                answers[model] = ask(model)
+                try:
+                    answers[model] = ask(model)
+                except Exception:  # as when weights were changed since the model was loaded
+                    trace(model, traced(model).tokens)
+                    answers[model] = ask(model)
             except IclError:
                 raise
             except Exception as error:  # an architecture may lack any part, or have another shape
@@ -158,29 +162,29 @@ def blocks(model: TransformerBridge) -> tuple[Block, ...]:
     what is changed at a part must reach what the block gives. Nothing is run: loading the model
     left a ``trace``. For the weights of readers, see ``check_channels``.
     """
-    trace, layers = traced(model), range(model.cfg.n_layers)
+    run, layers = traced(model), range(model.cfg.n_layers)
     names = {f"blocks.{layer}.{part}" for layer in layers for part in (*CHANGED, *READ)} | {END}
-    if lacking := sorted(names - trace.seen.keys()):
+    if lacking := sorted(names - run.seen.keys()):
         _refuse(model, f"it has no {lacking[0]}")
-    if trace.twice:  # an edit there would be made twice
-        _refuse(model, f"a run passes {trace.twice[0]} twice")
+    if run.twice:  # an edit there would be made twice
+        _refuse(model, f"a run passes {run.twice[0]} twice")
     every = tuple(_wiring(model, layer) for layer in layers)
-    stream = trace.seen[f"blocks.{layers[-1]}.hook_out"]
-    _require(model, trace.seen[END], stream, "what the final norm reads")
-    if fault := _fault(trace, layers):
+    stream = run.seen[f"blocks.{layers[-1]}.hook_out"]
+    _require(model, run.seen[END], stream, "what the final norm reads")
+    if fault := _fault(run, layers):
         _refuse(model, fault)
     return every
 
 
-def _fault(trace: Trace, layers: Iterable[int]) -> str:
+def _fault(run: Trace, layers: Iterable[int]) -> str:
     """Tell where a change does not reach what it should, or reaches what it should not."""
     ends = {f"blocks.{i}.hook_out": {f"blocks.{i}.{part}" for part in CHANGED} for i in layers}
     for end, parts in {**ends, LOGITS: {END}}.items():
-        if lost := sorted(parts - trace.behind(end)):
+        if lost := sorted(parts - run.behind(end)):
             return f"a change at {lost[0]} does not reach {end}"
-    whole = trace.behind(LOGITS) | {LOGITS}
-    for name in (name for name in trace.sources if name in whole):
-        for source in sorted(trace.sources[name]):
+    whole = run.behind(LOGITS) | {LOGITS}
+    for name in (name for name in run.sources if name in whole):
+        for source in sorted(run.sources[name]):
             block, layer, *part = source.split(".")
             if not name.startswith(f"{block}.{layer}."):
                 if part not in ([], ["hook_out"]):
@@ -268,10 +272,10 @@ def _norms(model: TransformerBridge, owner: Any) -> Iterator[Norm]:
 def check_editable(model: TransformerBridge) -> None:
     """Refuse a model in which an edit of attention patterns, or of the scores before them, changes
     nothing: some (GPT-J, OPT) compute attention on their own, and it is shown afterwards."""
-    trace = traced(model)
-    whole = trace.behind(LOGITS)
+    run = traced(model)
+    whole = run.behind(LOGITS)
     for scores, rows in ([f"blocks.{i}.{x}" for x in ATTENTION] for i in range(model.cfg.n_layers)):
-        if scores not in trace.behind(rows) or rows not in whole:
+        if scores not in run.behind(rows) or rows not in whole:
             raise IclError(
                 "This model shows its attention only after using it, so editing the attention, or "
                 "a gradient through it, would silently come to nothing. Use a model like GPT-2, "
@@ -284,9 +288,9 @@ def _unembedding(model: TransformerBridge) -> tuple[Norm, float]:
     """Return the norm before the unembedding, and the factor between what the unembedding gives and
     the logits (Cohere, Granite), 1 for most. Refuses a model whose logits are not linear in what
     this norm gives, as under a soft cap (Gemma-2): there no part of a logit is due to one head."""
-    trace, some = traced(model), slice(None, None, max(1, model.cfg.d_vocab // COLUMNS))
-    end, normal = (trace.seen[name][:, -PROBE:] for name in (END, NORMAL))
-    said = trace.logits[:, -PROBE:, some]
+    run, some = traced(model), slice(None, None, max(1, model.cfg.d_vocab // COLUMNS))
+    end, normal = (run.seen[name][:, -PROBE:] for name in (END, NORMAL))
+    said = run.logits[:, -PROBE:, some]
     norm = _fit(model, model, end, normal, "what the unembedding reads") or (lambda stream: stream)
     if freeze(norm, end) is None:
         _refuse(model, "its final norm is neither LayerNorm nor RMSNorm")
@@ -337,13 +341,13 @@ def _handing_on(model: TransformerBridge, layers: int, output: object) -> Iterat
 def _gives_tuples(model: TransformerBridge) -> bool:
     """Tell whether a block hands on a tuple with the stream in it, not the stream itself; refuse a
     model whose logits differ when the blocks below the last are skipped."""
-    trace, last = traced(model), model.cfg.n_layers - 1
-    start = trace.seen[f"blocks.{last}.hook_in"][:, :PROBE]
-    with _handing_on(model, last, (start,) if trace.tuples else start):
-        gap = _gap(logits(model, trace.tokens[:, :PROBE]), trace.logits[:, :PROBE])
+    run, last = traced(model), model.cfg.n_layers - 1
+    start = run.seen[f"blocks.{last}.hook_in"][:, :PROBE]
+    with _handing_on(model, last, (start,) if run.tuples else start):
+        gap = _gap(logits(model, run.tokens[:, :PROBE]), run.logits[:, :PROBE])
     if gap > TOLERANCE:
         _refuse(model, "a run that goes on from a layer is not the whole run", gap)
-    return trace.tuples
+    return run.tuples
 
 
 def check_rows(model: TransformerBridge, pattern: Float[Tensor, "*lead src"], what: str) -> None:

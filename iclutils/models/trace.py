@@ -19,14 +19,7 @@ from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
 
 # What measures change in a block, and what they read of it besides.
-CHANGED = (
-    "attn.hook_q",
-    "attn.hook_k",
-    "attn.hook_v",
-    "attn.hook_z",
-    "mlp.hook_in",
-    "hook_mlp_out",
-)
+CHANGED = (*(f"attn.hook_{part}" for part in "qkvz"), "mlp.hook_in", "hook_mlp_out")
 READ = ("attn.hook_in", "hook_in", "hook_attn_out", "hook_out")
 ATTENTION = ("attn.hook_attn_scores", "attn.hook_pattern")
 END = "ln_final.hook_in"  # what the logits read

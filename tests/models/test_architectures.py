@@ -107,3 +107,11 @@ def test_a_change_that_would_come_to_nothing_or_to_more_is_refused(fault, tmp_pa
     torch.testing.assert_close(trace(model, tokens).logits, clean)
     with pytest.raises(IclError, match=FAULTS[fault]):
         invariants.blocks(model)
+
+
+def test_weights_that_are_changed_after_loading_are_no_reason_to_refuse(tmp_path):
+    save_gpt2(tmp_path)
+    model = models.load(tmp_path)
+    for weight in model.parameters():
+        weight.mul_(1.5)
+    invariants.check_channels(model)
