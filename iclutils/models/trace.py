@@ -53,7 +53,11 @@ _TRACES: WeakKeyDictionary[TransformerBridge, Trace] = WeakKeyDictionary()
 
 
 def traced(model: TransformerBridge) -> Trace:
-    """Return the trace that was made when the model was loaded."""
+    """Return the trace that was made when the model was loaded, or, where TransformerLens alone
+    has loaded it, make one."""
+    if model not in _TRACES:
+        few = torch.arange(min(8, model.cfg.n_ctx), device=model.cfg.device)[None]
+        trace(model, few % model.cfg.d_vocab)
     return _TRACES[model]
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tiny import save_gpt2
+from transformer_lens.model_bridge import TransformerBridge
 
 from iclutils import IclError, models
 from iclutils.interp import invariants
@@ -115,3 +116,10 @@ def test_weights_that_are_changed_after_loading_are_no_reason_to_refuse(tmp_path
     for weight in model.parameters():
         weight.mul_(1.5)
     invariants.check_channels(model)
+
+
+def test_a_model_that_transformer_lens_alone_has_loaded_is_asked_then(tmp_path):
+    save_gpt2(tmp_path)
+    model = TransformerBridge.boot_transformers(str(tmp_path))
+    assert len(invariants.blocks(model)) == model.cfg.n_layers
+    invariants.check_editable(model)
