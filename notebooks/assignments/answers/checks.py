@@ -178,7 +178,7 @@ def guarded(name: str, answer: Any) -> Callable[..., Any]:
     refuse_measures(name, answer)
 
     def call(*args: Any) -> Any:
-        copies = {Tensor: Tensor.clone, list: list}
+        copies: dict[type, Callable[..., Any]] = {Tensor: Tensor.clone, list: list}
         try:
             value = answer(*[copies.get(type(each), lambda x: x)(each) for each in args])
         except Exception as error:
@@ -197,7 +197,7 @@ def refuse_measures(name: str, answer: Callable[..., Any]) -> None:
     for code in filter(None, codes):  # which grows
         codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
         for word in code.co_names:  # also of an import inside the function
-            value = known.get(word)
+            value: Any = known.get(word)
             for module in (getattr(value, "__module__", getattr(value, "__name__", "")), word):
                 if f"{module}.".startswith(MEASURES) and not f"{module}.".startswith(TOOLS):
                     raise Mistake(f"`{name}` uses {module}. Write it yourself, on tensors.")
