@@ -11,7 +11,8 @@ A bet is an admonition with the title *A bet*, its answer one with the title *An
 the tag ``hide-cell`` between both is shown inside the answer: text, output, folded code. The
 paragraph after an answer says the finding. ``custom.css`` hides it while the answer is closed, and
 so it hides a table right below, with the sentence that says what the table shows. What stands under
-a heading *What we know* waits for all bets above it (``access.js``).
+a heading *What we know* waits for all bets above it (``access.js``), a cell with the tag ``waits``
+for the last one.
 
 An exercise is one closed box: its task, the cell to be filled in, the check, and its solution,
 wherever in the notebook that stands. The cells at the head of a page that only run it are one bar.
@@ -177,7 +178,8 @@ class Minus(SphinxTransform):
 
 
 class Takeaways(SphinxTransform):
-    """Put what a section *What we know* says into a box of its own, which waits for the bets."""
+    """Put what a section *What we know* says into a box of its own, which waits for the bets; also
+    a cell with the tag ``waits`` and the paragraphs below it, which wait for the last bet."""
 
     default_priority = 706
 
@@ -188,6 +190,15 @@ class Takeaways(SphinxTransform):
             told = [n for n in section[1:] if not isinstance(n, nodes.section | nodes.target)]
             rest = [n for n in section[1:] if n not in told]
             section[1:] = [nodes.container("", *told, classes=["after-bets"]), *rest]
+        cells = self.document.findall(nodes.container)
+        for cell in [cell for cell in cells if "tag_waits" in cell["classes"]]:
+            below = cell.parent[cell.parent.index(cell) + 1 :]
+            own = [cell, *takewhile(lambda node: isinstance(node, nodes.paragraph), below)]
+            box = nodes.container("", classes=["after-bets", "of-last"])
+            cell.parent.insert(cell.parent.index(cell), box)
+            for node in own:
+                node.parent.remove(node)
+            box += own
 
 
 class Drawers(SphinxTransform):

@@ -26,19 +26,22 @@ window.addEventListener("DOMContentLoaded", () => {
   }
 });
 
-/* What a chapter knows would answer its bets: it waits until all above it are answered, or for a press. */
+/* What a chapter knows would answer its bets: it waits until all above it are answered, or for a press.
+   So does what would answer the last one. */
 const OPEN = ".answer.toggle-hidden, .bet + .cell.tag_hide-cell > details:not([open]), " +
   ".live-bet:not(:has([aria-pressed=true], :disabled))";
 window.addEventListener("load", () => {
   for (const box of document.querySelectorAll(".after-bets")) {
-    const bets = () => [...document.querySelectorAll(OPEN)]
+    const above = (kind) => [...document.querySelectorAll(kind)]
       .filter((bet) => bet.compareDocumentPosition(box) & Node.DOCUMENT_POSITION_FOLLOWING);
+    const one = box.matches(".of-last"); // it waits for the last answer alone
+    const bets = () => (one ? above(".admonition.answer").slice(-1).filter((bet) => bet.matches(OPEN)) : above(OPEN));
     if (!bets().length) continue;
     const bar = document.createElement("button");
     const show = () => { bar.remove(); box.classList.remove("waits"); };
     bar.type = "button";
     bar.className = "waits-bar";
-    bar.textContent = "This opens when you have answered the bets above, or at once with a press here.";
+    bar.textContent = `This opens with the ${one ? "answer" : "answers to all bets"} above, or at once with a press here.`;
     bar.addEventListener("click", () => { show(); box.tabIndex = -1; box.focus(); });
     document.addEventListener("click", () => bets().length || show());
     document.addEventListener("toggle", () => bets().length || show(), true); // it does not bubble
