@@ -164,7 +164,7 @@ def blocks(model: TransformerBridge) -> tuple[Block, ...]:
     """
     run, layers = traced(model), range(model.cfg.n_layers)
     names = {f"blocks.{layer}.{part}" for layer in layers for part in (*CHANGED, *READ)} | {END}
-    if lacking := sorted(names - run.seen.keys()):
+    if lacking := sorted(names - model.hook_dict.keys()) or sorted(names - run.seen.keys()):
         _refuse(model, f"it has no {lacking[0]}")
     if run.twice:  # an edit there would be made twice
         _refuse(model, f"a run passes {run.twice[0]} twice")
