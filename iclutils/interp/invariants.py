@@ -37,7 +37,8 @@ Answer = TypeVar("Answer")
 
 
 def once(ask: Callable[[TransformerBridge], Answer]) -> Callable[[TransformerBridge], Answer]:
-    """Ask a question of each model once; what cannot be asked of it is a refusal, too."""
+    """Ask a question of each model once; what cannot be asked of it is a refusal, too. Before one
+    the model is traced anew, since its weights may have been changed after it was loaded."""
     answers: WeakKeyDictionary[TransformerBridge, Answer] = WeakKeyDictionary()
 
     @wraps(ask)
@@ -46,7 +47,7 @@ def once(ask: Callable[[TransformerBridge], Answer]) -> Callable[[TransformerBri
             try:
                 try:
                     answers[model] = ask(model)
-                except Exception:  # as when weights were changed since the model was loaded
+                except Exception:
                     trace(model, traced(model).tokens)
                     answers[model] = ask(model)
             except IclError:
@@ -60,14 +61,13 @@ def once(ask: Callable[[TransformerBridge], Answer]) -> Callable[[TransformerBri
 
 @dataclass(frozen=True)
 class Frozen:
-    """A norm at the scale that it has at one point: x becomes (x, less its mean) * gain + shift."""
+    """A norm at the scale that it has at one point: (x, less its mean) * gain, and a bias."""
 
     gain: Stream
-    shift: Float[Tensor, "d_model"]
     centred: bool  # LayerNorm takes the mean away; RMSNorm does not
 
     def apply(self, part: Stream) -> Stream:
-        """Return what becomes of a part of the input; parts sum to the whole less ``shift``."""
+        """Return what becomes of a part of the input; parts sum to the whole less the bias."""
         return (part - part.mean(-1, keepdim=True) if self.centred else part) * self.gain
 
     def pull_back(self, direction: Stream) -> Stream:
@@ -94,7 +94,7 @@ def freeze(norm: Norm, at: Stream) -> Frozen | None:
             size = linear.square().sum(-1, keepdim=True).clamp_min(1e-30)
             scale = (after * linear).sum(-1, keepdim=True) / size
             if _gap(linear * scale, after) <= TOLERANCE:
-                return Frozen(weight * scale, shift, centred)
+                return Frozen(weight * scale, centred)
     return None
 
 
