@@ -7,9 +7,10 @@ Olsson et al. 2022 (prefix matching); Xiang 2024 (stripe).
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable
 from itertools import combinations, product
+from statistics import fmean
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -156,34 +157,63 @@ def same_layers(
     draws: int,
     generator: Generator,
     again: bool = False,
+    outside: Iterable[tuple[int, int]] = (),
+    layers: int = 0,
 ) -> list[list[tuple[int, int]]]:
-    """Draw random sets of other heads, as many in each layer as ``heads`` has there (all that are
-    left, where they are fewer): the control for a set of heads that stands at a certain depth. With
-    ``again``, of all heads of these layers: what two sets share by chance."""
-    chosen = defaultdict[int, set[int]](set)
+    """Draw random sets of other heads, as many in each layer as ``heads`` has there: the control
+    for a set of heads that stands at a certain depth. No head of ``outside`` is drawn: name here
+    all lists that the set is compared with. What a layer has too few of comes from the nearest
+    layers of a model of so many ``layers``; of 0, a set has fewer heads. With ``again``, draw of
+    all heads of these layers: what two sets share by chance."""
+    chosen, barred = defaultdict[int, set[int]](set), {*outside}
     for layer, head in sorted(heads):
         chosen[layer].add(head)
+        barred.add((layer, head))
 
-    def draw() -> Iterator[tuple[int, int]]:
+    def draw() -> list[tuple[int, int]]:
+        drawn, missing = list[tuple[int, int]](), list[int]()
         for layer, named in chosen.items():
             order = torch.randperm(per_layer, generator=generator).tolist()
-            others = [head for head in order if again or head not in named]
-            yield from ((layer, head) for head in others[: len(named)])
+            others = [(layer, head) for head in order if again or (layer, head) not in barred]
+            drawn += others[: len(named)]
+            missing += [layer] * (len(named) - len(others))
+        if missing and layers:
+            order = torch.randperm(layers * per_layer, generator=generator).tolist()
+            free = [head for i in order if (head := divmod(i, per_layer)) not in barred | {*drawn}]
+            for layer in missing[: len(free)]:
+                drawn.append(min(free, key=lambda head: abs(head[0] - layer)))
+                free.remove(drawn[-1])
+        return drawn
 
-    return [list(draw()) for _ in range(draws)]
+    return [draw() for _ in range(draws)]
 
 
 def controls(
-    model: TransformerBridge, heads: Collection[tuple[int, int]], draws: int, generator: Generator
+    model: TransformerBridge,
+    heads: Collection[tuple[int, int]],
+    draws: int,
+    generator: Generator,
+    outside: Collection[tuple[int, int]] = (),
 ) -> list[list[tuple[int, int]]]:
     """Draw sets of heads to compare the removal of ``heads`` with: where these are whole layers,
-    all other sets of as many whole layers, else those of so many draws of ``same_layers``."""
+    all other sets of as many whole layers, else those of so many draws of ``same_layers``. They
+    hold no head of ``outside``, the lists that ``heads`` are compared with."""
     layers, every = {layer for layer, _ in heads}, range(model.cfg.n_heads)
     if len(heads) < len(layers) * len(every):
-        drawn = same_layers(heads, len(every), draws, generator)
+        size = model.cfg.n_layers
+        drawn = same_layers(heads, len(every), draws, generator, outside=outside, layers=size)
         return [*map(list, dict.fromkeys(tuple(sorted(some)) for some in drawn))]
-    spare = sorted({*range(model.cfg.n_layers)} - layers)
+    spare = sorted({*range(model.cfg.n_layers)} - layers - {layer for layer, _ in outside})
     return [[*product(some, every)] for some in combinations(spare, len(layers))]
+
+
+def from_other_layers(
+    heads: Iterable[tuple[int, int]], controls: Iterable[Iterable[tuple[int, int]]]
+) -> float:
+    """Return how many heads of a control of ``same_layers`` come from other layers than the heads
+    for which it was drawn, because these layers had too few left: the mean of the controls."""
+    have = Counter(layer for layer, _ in heads)
+    return fmean((Counter(layer for layer, _ in some) - have).total() for some in controls)
 
 
 def attention_patterns(

@@ -148,22 +148,34 @@ def margin(
 
 
 def controls_by_row(
-    heads: Iterable[Head], width: int, rows: int, generator: Generator, draws: int = DRAWS
+    heads: Iterable[Head],
+    width: int,
+    rows: int,
+    generator: Generator,
+    draws: int = DRAWS,
+    outside: Iterable[Head] = (),
+    layers: int = 0,
 ) -> list[Sequence[Head]]:
     """Return the control of a set for each row: of so many draws of as many other heads of the same
-    layers (``width`` in a layer), row i has number i modulo ``draws``."""
-    drawn = same_layers(heads, width, draws, generator)
+    layers (``width`` in a layer), row i has number i modulo ``draws``. ``outside``: heads that no
+    control may hold, as those of a list that the set is compared with; ``layers``: of the model, so
+    that the nearest layers give what one has too few of (``head_scores.same_layers``)."""
+    drawn = same_layers(heads, width, draws, generator, outside=outside, layers=layers)
     return [drawn[row % draws] for row in range(rows)]
 
 
-def caption(heads: str, replacements: Iterable[Replacement]) -> str:
+def caption(
+    heads: str,
+    replacements: Iterable[Replacement],
+    others: str = "as many other heads of the same layers",
+) -> str:
     """Return the sentences that a figure of removals carries, with all five parts."""
     ways = "; or ".join(each.words for each in replacements)
     return (
         f"Removed: {heads}. At every position each head's output becomes {ways}. Measured: the "
         "answer's probability among all words, its lead over the rival's answer in nats, and how "
-        f"often it is the likeliest word. Controls: {DRAWS} draws of as many other heads of the "
-        "same layers, dealt over the prompts."
+        f"often it is the likeliest word. Controls: {DRAWS} draws of {others}, dealt over the "
+        "prompts."
     )
 
 

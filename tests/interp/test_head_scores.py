@@ -74,3 +74,40 @@ def test_controls_stand_in_the_same_layers():
         assert (layers.count(1), layers.count(3), layers.count(4)) == (2, 1, 1)  # one left in 4
         assert len(set(drawn)) == len(drawn)
     assert len({tuple(sorted(drawn)) for drawn in sets}) > 1
+
+
+SOME = st.sets(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=9)
+
+
+@given(heads=SOME, lists=SOME, seed=st.integers(0, 99))
+def test_controls_hold_no_head_of_any_list_and_stand_as_near_as_they_can(heads, lists, seed):
+    barred, layers = heads | lists, 5
+    free = {(layer, head) for layer in range(layers) for head in range(4)} - barred
+    for outside in (lists, barred):
+        (drawn,) = head_scores.same_layers(
+            heads, 4, 1, seeded(seed), outside=outside, layers=layers
+        )
+        assert not {*drawn} & barred
+        assert len({*drawn}) == len(drawn) == min(len(heads), len(free))
+        for layer in range(layers):
+            asked = sum(la == layer for la, _ in heads)
+            left = sum(la == layer for la, _ in free)
+            assert sum(la == layer for la, _ in drawn) >= min(asked, left)
+    (fewer,) = head_scores.same_layers(heads, 4, 1, seeded(seed), outside=lists)
+    assert {la for la, _ in fewer} <= {la for la, _ in heads}
+    assert drawn[: len(fewer)] == fewer
+
+
+def test_what_a_layer_lacks_comes_from_the_nearest():
+    heads, lists = [(2, 0), (2, 1), (2, 2)], [(1, 0), (1, 1), (1, 2), (3, 0), (3, 1), (3, 2)]
+    for drawn in head_scores.same_layers(heads, 3, 9, seeded(0), outside=lists, layers=6):
+        assert sorted(layer for layer, _ in drawn) in ([0, 0, 0], [0, 0, 4], [0, 4, 4], [4, 4, 4])
+        assert head_scores.from_other_layers(heads, [drawn, heads]) == 1.5
+
+
+def test_whole_layers_that_hold_a_head_of_another_list_are_no_control(gpt2):
+    width, layers = gpt2.cfg.n_heads, gpt2.cfg.n_layers
+    whole = [[(layer, head) for head in range(width)] for layer in range(layers)]
+    assert head_scores.controls(gpt2, whole[0], 9, seeded(0), [(1, 0)]) == whole[2:]
+    for drawn in head_scores.controls(gpt2, [(0, 0)], 9, seeded(0), [(0, 1)]):
+        assert drawn[0] not in {(0, 0), (0, 1)}

@@ -90,10 +90,30 @@ def sides(model: TransformerBridge, question: Question, wrong: Question) -> dict
     return {k: question.outcome(logits_at(model, *side)[:, 0]) for k, side in read.items()}
 
 
-def controls(sets: Mapping[str, Heads], width: int, rows: int, generator: Generator) -> Controls:
-    """Return for each set what ``removal.controls_by_row`` draws for so many prompts."""
-    heads = {k: [divmod(i, width) for i in sorted(some)] for k, some in sets.items()}
-    return {k: removal.controls_by_row(some, width, rows, generator) for k, some in heads.items()}
+OTHER_HEADS = (  # how a caption names ``controls``
+    "as many heads that neither match nor read (where a set has to do with the vector, neither "
+    "match nor write), of the same layers or, where a layer has too few of them, of the nearest"
+)
+
+
+def controls(
+    sets: Mapping[str, Heads], model: TransformerBridge, rows: int, generator: Generator
+) -> Controls:
+    """Return for each of ``sets_to_remove`` what ``removal.controls_by_row`` draws for so many
+    prompts: heads that stand in none of the lists that the page compares. These neither match nor
+    read; for the sets that write the vector or do not, they neither match nor write."""
+    width, layers = model.cfg.n_heads, model.cfg.n_layers
+
+    def heads(*names: str) -> list[Head]:
+        return [divmod(i, width) for i in sorted(frozenset[int]().union(*(sets[k] for k in names)))]
+
+    def others(name: str) -> list[Sequence[Head]]:
+        lists = heads("induction", "vector" if "vector" in name else "anchors")
+        return removal.controls_by_row(
+            heads(name), width, rows, generator, outside=lists, layers=layers
+        )
+
+    return {name: others(name) for name in sets}
 
 
 def removals(
@@ -132,16 +152,16 @@ def beside(
 
 RIVALS = "the same prompt with the rival's answers"
 CONTROLLED = (OTHERS, RIVAL)
-COMPARED: dict[str, tuple[str, ...]] = {  # the sets of each way; of none, all
-    **{OTHERS: (), OWN: ("circuit", "anchors", "induction", *GROUPS, EITHER)},
-    **dict.fromkeys((RIVAL, ZERO), ("circuit", *GROUPS, EITHER)),
-    LEAST: (*GROUPS, EITHER),
+COMPARED: dict[str, tuple[str, ...]] = {  # the sets of each way
+    OTHERS: (*GROUPS, "match, not vector", "vector, not match", EITHER),
+    LEAST: (BOTH, "match only", EITHER),
+    **dict.fromkeys((OWN, RIVAL, ZERO), (BOTH,)),
 }
 
 
 def sets_of(way: str, sets: Mapping[str, Heads]) -> list[str]:
     """Return the names of the sets that are removed in a way, in their order."""
-    return [k for k in sets if not COMPARED[way] or k in COMPARED[way]]
+    return [k for k in sets if k in COMPARED[way]]
 
 
 def fit_constants(

@@ -46,7 +46,7 @@
       const cells = Array.from({ length: PART * HEADS }, (_, k) => head(from * HEADS + k)).join("");
       const layers = Array.from({ length: PART }, (_, k) => `<text x="${LEFT + STEP * k + 9}" y="${STEP * HEADS + 16}" text-anchor="middle">${from + k}</text>`).join("");
       const heads = Array.from({ length: HEADS }, (_, h) => `<text x="${LEFT - 4}" y="${STEP * h + 16}" text-anchor="end">${h}</text>`).join("");
-      const said = `Heads of layers ${from} to ${from + PART - 1}; replaced are ${inside.map(named).join(", ") || (m.control ? "others of the same layers, not named" : "none")}.`;
+      const said = `Heads of layers ${from} to ${from + PART - 1}; replaced are ${inside.map(named).join(", ") || (m.control ? "others of these or the nearest layers, not named" : "none")}.`;
       return `<svg viewBox="0 0 ${LEFT + STEP * PART} ${STEP * HEADS + 20}" role="img" aria-label="${said}">${cells}${layers}${heads}</svg>`;
     });
     return `<div class="live-maps">${parts.join("")}</div>`;
@@ -97,7 +97,7 @@
       return [
         { kind: "radios", name: "set", label: "Take away the heads", options: [[NONE, "none"], option(sets[0]), [key(sets[1]), "the twenty that read most"]] },
         ...(one ? [] : [{ kind: "radios", name: "way", label: "Replace their outputs by", options: Object.entries(WAYS) }]),
-        ...(one || bare ? [] : [{ kind: "radios", name: "whose", label: "Which are removed", options: [["marked", "these heads"], ["others", "control: as many others of the same layers"]] }]),
+        ...(one || bare ? [] : [{ kind: "radios", name: "whose", label: "Which are removed", options: [["marked", "these heads"], ["others", "control: as many others, of neither list"]] }]),
         { kind: "radios", more: true, name: "set", label: "Twenty heads that another lens marks", options: LENSES.filter((name) => !sets.includes(name)).map(option) },
         { kind: "radios", more: true, name: "set", label: "Heads that match (induction), read (anchors), write (vector)", options: [...DERIVED.filter((name) => !sets.includes(name)).map(option), ...(ours ? [[key(ONE), "a single head"]] : [])] },
         ...(one ? [{ kind: "range", more: true, name: "head", label: "Head", min: 0, max: LAYERS * HEADS - 1, said: named }] : []),
@@ -114,7 +114,7 @@
         [`probability of ${Live.escaped(right)}`, p.toFixed(2), `all heads: ${m.whole[0].toFixed(2)}`],
         [`lead over ${Live.escaped(rival)}`, signed(margin), `nats; all heads: ${signed(m.whole[1])}`],
       ];
-      const removed = !m.count ? "" : m.control ? `Replaced as a control: ${m.many}, of the same layers; the record does not name them. ` : `Replaced: ${m.heads.map(named).join(", ")}. `;
+      const removed = !m.count ? "" : m.control ? `Replaced as a control: ${m.many} of the same layers (of the nearest, where these have too few), of neither list: they neither match nor read (for a group that has to do with the vector: neither match nor write). The record does not name them. ` : `Replaced: ${m.heads.map(named).join(", ")}. `;
       const else_ = margin > 0 && p * (1 + Math.exp(-margin)) < 0.5 ? "Most of the probability is now with other words, which are not shown. " : "";
       const note = m.ours ? "Darker: if this head alone is replaced by its mean over other functions, the lead changes more (darkest: by 1.5 nats). A pale head changes little alone; pale heads together can change much. Touch a head to see its effect. " : "";
       const view = `<div class="live-row-of"><div><p class="live-head">The prompt</p><pre tabindex="-1">${lines.join("\n")}</pre></div><div><p class="live-head">The answer</p>${bars(m, state)}</div></div>` +
@@ -132,7 +132,7 @@
         found: (s, m) => `the same heads, replaced by ${WAYS[m.way]}: ${m.prompt.answers[0]} leads by ${signed(m.found[1])} nats. Whether they carry the answer depends on what they write instead.` },
       { text: "Is it these heads, or any? Find a group without which the answer is lost (probability below 0.1), and whose control keeps it (above 0.5).",
         seen: [(s, m) => m.control && m.marked[0] < 0.1 && m.found[0] > 0.5],
-        found: (s, m) => `without ${m.set} the answer has ${m.marked[0].toFixed(2)}, without as many others of the same layers ${m.found[0].toFixed(2)}.` },
+        found: (s, m) => `without ${m.set} the answer has ${m.marked[0].toFixed(2)}, without as many others ${m.found[0].toFixed(2)}.` },
     ],
   });
 }

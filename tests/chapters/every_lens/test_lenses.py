@@ -76,6 +76,19 @@ def test_sets_to_remove_part_the_marked_heads_and_controls_are_others_of_their_l
             assert not others & heads
 
 
+def test_controls_hold_no_head_of_the_lists_that_are_compared(net):
+    top = {"circuit": {4}, "anchors": {1, 4, 5, 12}, "induction": {2, 5, 12, 13}, "vector": {6, 12}}
+    sets = compare.sets_to_remove(top)
+    assert sets[compare.BOTH] == {5, 12}
+    width, controls = 4, compare.controls(sets, net, 7, torch.Generator().manual_seed(0))
+    for name, rows in controls.items():
+        lists = top["induction"] | top["vector" if "vector" in name else "anchors"] | sets[name]
+        for drawn in rows:
+            others = {layer * width + head for layer, head in drawn}
+            assert len(drawn) == len(others) == len(sets[name])
+            assert not others & lists
+
+
 def test_constants_are_fitted_for_all_cases_at_once(net, here):
     sets = {"one": {compare.EITHER: frozenset({5})}, "two": {compare.EITHER: frozenset({6, 9})}}
     start = removal.mean_over([removal.head_means(net, here.task.clean)], "all")
