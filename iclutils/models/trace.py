@@ -37,7 +37,7 @@ class Trace:
     seen: Mapping[str, Tensor]
     sources: Mapping[str, set[str]]  # the points that come directly before; of LOGITS, too
     twice: list[str]  # points that something passed more than once
-    tuples: bool  # a block hands on a tuple with the stream in it
+    tuples: bool  # a block hands on a tuple, or a list (GPT-1), with the stream in it
 
     def behind(self, name: str) -> set[str]:
         """Return the points at which a change reaches this one."""
@@ -97,6 +97,6 @@ def trace(model: TransformerBridge, tokens: Int[Tensor, "1 pos"]) -> Trace:
             logits = model.run_with_hooks(tokens, fwd_hooks=hooks)
     finally:
         handle.remove()
-    sources[LOGITS], tuples = before(logits), isinstance(handed[0], tuple)
+    sources[LOGITS], tuples = before(logits), isinstance(handed[0], (tuple, list))
     _TRACES[model] = Trace(tokens, logits.detach(), seen, sources, twice, tuples)
     return _TRACES[model]
