@@ -132,14 +132,14 @@
         const most = Math.max(...about), topic = most ? TOPICS[about.indexOf(most)] : "";
         return `${own.map((token, i) => word(token, i + end - own.length)).join(" ")} <small>${topic}</small>`;
       }).join("<br>");
-      const rows = m.names.map((name, i) => [name, [m.before[i], "grey"], [m.now[i], name === m.was ? "c" : "b"]]);
+      const rows = m.names.map((name, i) => [name, [m.before[i], "grey"], [m.now[i], "b"]]);
       const flow = m.into.map((value, layer) => [`layer ${layer}`, [value, "a"], [m.out[layer], "b"]]);
       const blue = m.salient
         ? `Blue: attention times the gradient of the answer’s loss in layer ${state.layer}, summed over heads, from the framed word; the largest is the strongest.`
         : `Blue: what the framed word looks at in layer ${state.layer}, on average over heads.`;
       const unknown = m.unknown.length ? ` The network does not know: ${Live.escaped(m.unknown.join(", "))}.` : "";
-      const view = `<p class="live-prompt" aria-hidden="true">${text}</p><p class="live-note">${blue} Underlined: label words. Pale: words without a topic. At the end of a line: what it is about. Green bar: the answer without a cut.${unknown}</p>` +
-        pairs("How likely each label is: without a cut (grey), and now", rows);
+      const view = `<p class="live-prompt" aria-hidden="true">${text}</p><p class="live-note">${blue} Underlined: label words. Pale: words without a topic. At the end of a line: what it is about.${unknown}</p>` +
+        pairs("How likely each label is: without a cut (grey), and now (below it)", rows);
       const more = `<div class="live-row-of">${pairs(`${m.salient ? "Share of a layer’s saliency" : "Attention"}: text to label word (above), label words to the end (below)`, flow)}</div>`;
       const numbers = [
         ["the answer", m.answer, m.answer === m.was ? "as without a cut" : `without the cut ${m.was}`],

@@ -105,7 +105,7 @@
       const more = `<p class="live-note">With the best λ for these very pairs, ridge has a relative error of ${percent(m.best.ridge)}; with the best rate, one step has ${percent(m.best.step)}.</p>`;
       const view = `<div class="live-row-of live-three">${plane("The network", m.field, state, most)}${plane(NAMES[state.other][0].toUpperCase() + NAMES[state.other].slice(1), m.other, state, most)}` +
         `${plane("The difference", gap, state, most)}</div>` +
-        `<p class="live-note">Blue: above 0; brown: below 0; strongest: ${most.toFixed(1)} or more. Circles: the pairs, with their labels. Relative error: the mean squared difference of the network and an algorithm, as a share of the network's own mean square (over new points drawn as in training).${state.scale === 1 ? "" : ` <b>All labels and maps are shown divided by ${state.scale}</b>: a rule that grows with the labels looks the same.`}</p>`;
+        `<p class="live-note">Blue: above 0; brown: below 0; strongest: ${most.toFixed(1)} or more. Circles: the pairs, with their labels.${state.scale === 1 ? "" : ` <b>All labels and maps are shown divided by ${state.scale}</b>: a rule that grows with the labels looks the same.`}</p>`;
       const settings = { ols: "no penalty", ridge: `penalty λ = ${Number(state.penalty).toFixed(2)}`, step: `rate ${Number(state.rate).toFixed(2)}` };
       const numbers = Object.entries(NAMES).map(([key, name]) => [`relative error, ${name}`, percent(m.away[key]), settings[key]]);
       const said = `Relative errors: ${rows.map(([key, value]) => `${NAMES[key]} ${percent(value)}`).join(", ")}.`;
