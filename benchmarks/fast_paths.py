@@ -175,7 +175,9 @@ def asked():
             watched.append(seconds(trace, model, tokens))
             wired.append(seconds(invariants.blocks, model))
             edges.append(wired[-1] + seconds(invariants.check_channels, model))
-            effects.append(wired[-1] + seconds(invariants.toward, model, stream, stream[0]))
+            effects.append(
+                wired[-1] + seconds(invariants.logit_direction, model, stream, stream[0])
+            )
     more = statistics.median(watched) - statistics.median(passes)
     print(
         f"{'watched, of loading':<44} {100 * more / statistics.median(loaded):7.1f} %", flush=True

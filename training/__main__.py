@@ -33,10 +33,10 @@ def main() -> int:
         if len(names) > 1:
             plans = [recipe(name, device) for name in names]
             with sweep.on_cluster(arguments.scheduler):
-                folders = sweep.sweep(plans, arguments.out or zoo.trained(), arguments.jobs)
+                folders = sweep.sweep(plans, arguments.out or zoo.trained_folder(), arguments.jobs)
             print("\n".join(map(str, folders)))
         else:
-            out = arguments.out or zoo.trained() / names[0]
+            out = arguments.out or zoo.trained_folder() / names[0]
             loop.train(recipe(names[0], device), out)
             print(f"{out} holds the network. To ship it, copy it to iclutils/zoo/{names[0]}.")
     except IclError as error:

@@ -29,7 +29,7 @@ from ..interp.hooks import (
     run_with_hooks,
 )
 from ..interp.patching import key_patterns
-from ..interp.readout import check_prompts, with_answers, writes
+from ..interp.readout import check_prompts, is_answered, with_answers
 from ..models import TransformerBridge, get_act_name
 from ..progress import bar
 from ..tasks.repeated import RepeatedTokens
@@ -198,7 +198,9 @@ def answers_without(
     check_prompts(model, questions.prompts)
     tokens, at = with_answers(questions.prompts, questions.whole)
     ways = ablate_sets(model, tokens, sets, "mean", tokens.roll(1, 0))
-    return torch.stack([writes(s, questions.whole) for s in logits_under(model, tokens, ways, at)])
+    return torch.stack(
+        [is_answered(s, questions.whole) for s in logits_under(model, tokens, ways, at)]
+    )
 
 
 def step_reaching(steps: Sequence[int], values: Sequence[float], level: float) -> float:

@@ -31,7 +31,7 @@ from .graph import (
     shift_inputs,
 )
 from .hooks import Hook, at_positions
-from .invariants import blocks, toward
+from .invariants import blocks, logit_direction
 
 ROWS = 16_384  # rows of d_model held at once: (sequence, reader, position)
 
@@ -155,5 +155,7 @@ def answer_direction(
     choices); the final norm keeps the scale that it has at ``end``, the last stream of the run."""
     tokens = model.W_U.T  # (vocab, d_model)
     if task.choices is None:
-        return toward(model, end, tokens[task.answer] - tokens.mean(0))
-    return toward(model, end, tokens[task.answer] - tokens[task.choices].mean(1, keepdim=True))
+        return logit_direction(model, end, tokens[task.answer] - tokens.mean(0))
+    return logit_direction(
+        model, end, tokens[task.answer] - tokens[task.choices].mean(1, keepdim=True)
+    )

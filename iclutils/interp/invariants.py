@@ -303,7 +303,7 @@ def _unembedding(model: TransformerBridge) -> tuple[Norm, float]:
     return norm, factor
 
 
-def toward(
+def logit_direction(
     model: TransformerBridge,
     end: Float[Tensor, "*lead d_model"],
     direction: Float[Tensor, "*#lead d_model"],

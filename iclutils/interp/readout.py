@@ -82,7 +82,7 @@ def with_answers(
     return tokens, at
 
 
-def writes(
+def is_answered(
     scores: Float[Tensor, "batch longest vocab"], whole: Int[Tensor, "batch longest"]
 ) -> Bool[Tensor, "batch"]:
     """Tell whether every token of the whole answers is the likeliest; see ``with_answers``."""

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
         logits,
         random_init,
         start_tokens,
+        text_tokenizer,
         token_ids,
         tokenizer,
         word_tokenizer,
-        words,
     )
 
 _LIBRARIES = {

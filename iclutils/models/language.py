@@ -413,7 +413,7 @@ def tokenizer(model: TransformerBridge) -> PreTrainedTokenizerBase:
     return model.tokenizer
 
 
-def words(model: TransformerBridge) -> PreTrainedTokenizerBase:
+def text_tokenizer(model: TransformerBridge) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a model that reads text; refuse one whose tokens are numbers."""
     reader = tokenizer(model)
     if all(word == str(token) for word, token in reader.get_vocab().items()):

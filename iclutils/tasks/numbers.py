@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import IclError
-from ..models import TransformerBridge, start_tokens, words
+from ..models import TransformerBridge, start_tokens, text_tokenizer
 from .regression import Contexts, Task, sample
 from .text import pieces_in_place
 
@@ -74,7 +74,7 @@ class NumberFormat:
 def of_model(model: TransformerBridge) -> NumberFormat:
     """Write numbers as the model's tokenizer does, or as token ids where it reads no text."""
     try:
-        reader = words(model)
+        reader = text_tokenizer(model)
     except IclError:
         first = getattr(model.cfg, "bos_token_id", None)
         return of_ids(model.cfg.d_vocab, None if first is None else int(first))

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from torch import Generator, Tensor
 
 from ..errors import IclError
-from ..models import TransformerBridge, bos, check_tokens, encode, token_ids, words
+from ..models import TransformerBridge, bos, check_tokens, encode, text_tokenizer, token_ids
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def repeated_tokens(
 
 def text_twice(model: TransformerBridge, text: str) -> RepeatedTokens:
     """Return BOS and a text two times over: repeated tokens of your own, for any head score."""
-    (ids,) = encode(words(model), [text])["input_ids"]
+    (ids,) = encode(text_tokenizer(model), [text])["input_ids"]
     if len(ids) < 2:
         raise IclError(f"The prompt {text!r} has {len(ids)} tokens: give at least two.")
     tokens = torch.tensor([[bos(model), *ids, *ids]], device=model.cfg.device)

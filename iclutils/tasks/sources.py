@@ -12,8 +12,7 @@ from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import IclError, unknown
-from ..models import TransformerBridge
-from ..models import words as model_words
+from ..models import TransformerBridge, text_tokenizer
 from . import generator, text, topics, words
 from .prompts import Prompts, join
 
@@ -163,7 +162,7 @@ def _reads_topics(model: TransformerBridge) -> bool:
     if model.cfg.d_vocab != topics.VOCAB:
         return False
     try:
-        model_words(model)
+        text_tokenizer(model)
     except IclError:
         return True
     return False
@@ -203,9 +202,9 @@ def open_source(
         own = text.with_labels(text.TASKS[task], labels)
         parts = text.load(task, "train"), text.load(task, "test")
         first = PAPER_SEED + PAPER_SEEDS * seed
-        return Text(own, model_words(model), model.cfg.n_ctx, device, first, *parts)
+        return Text(own, text_tokenizer(model), model.cfg.n_ctx, device, first, *parts)
     if task in words.FUNCTIONS:
-        return Words(task, model_words(model), model.cfg.n_ctx, device, generator)
+        return Words(task, text_tokenizer(model), model.cfg.n_ctx, device, generator)
     if not _reads_topics(model):
         raise IclError(
             f"This model has {model.cfg.d_vocab} tokens, the made-up topics {topics.VOCAB} without "
@@ -218,7 +217,7 @@ def token_strings(model: TransformerBridge, tokens: Int[Tensor, "token"]) -> lis
     """Spell a model's tokens in words; those of the made-up topics by their names."""
     if _reads_topics(model):
         return [topics.NAMES[token] for token in tokens.tolist()]
-    return [model_words(model).decode([token]) for token in tokens.tolist()]  # type: ignore[misc]
+    return [text_tokenizer(model).decode([token]) for token in tokens.tolist()]  # type: ignore[misc]
 
 
 def own_prompt(
@@ -254,6 +253,6 @@ def own_prompt(
     task = text.TextTask("your prompt", "Text:", "Label:", tuple(f" {label}" for label in labels))
     examples = [(demo, labels.index(label.strip())) for demo, label in demonstrations]
     gold = labels.index(answer.strip() or labels[0])
-    reads, context = model_words(model), model.cfg.n_ctx
+    reads, context = text_tokenizer(model), model.cfg.n_ctx
     prompts = text.build(task, reads, [examples], [(query, gold)], context=context)
     return prompts.to(model.W_E.device), labels

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent
 HELD_OUT = (3, 4, 5, 6, 7)  # seeds trained once the recipes were frozen: verdicts are theirs
 
 
-def trained() -> Path:
+def trained_folder() -> Path:
     """Return where ``python -m training`` puts models: ``$ICLUTILS_TRAINED``, or ``_build/train``
     of the checkout, or ``iclutils-trained`` in the current folder (an installed package).
     """
@@ -32,14 +32,14 @@ def names(root: Path | None = None) -> list[str]:
 
 def has(name: str) -> bool:
     """Return whether a model of that name is shipped or was trained here."""
-    return name in names() or name in names(trained())
+    return name in names() or name in names(trained_folder())
 
 
 def model_folder(name: str) -> Path:
     """Return the folder of a model that is shipped or was trained here."""
     if not has(name):
         raise unknown("zoo model", name, names())
-    return (ROOT if name in names() else trained()) / name
+    return (ROOT if name in names() else trained_folder()) / name
 
 
 def steps(name: str) -> list[int]:
@@ -77,7 +77,7 @@ def find(name_or_path: str | Path, step: int | None = None) -> Path:
     if (own := Path(name).expanduser()).is_dir() and step is None:
         return own
     raise IclError(
-        f"There is no model {name!r}: not shipped, not in {trained()}, and no folder. "
+        f"There is no model {name!r}: not shipped, not in {trained_folder()}, and no folder. "
         f"If a recipe has that name, train it: python -m training {name}"
     )
 

@@ -23,10 +23,10 @@ def test_a_tokenizer_is_the_model_s_own_or_given(tmp_path):
     numbers = models.load(tmp_path, tokenizer="numbers")
     assert numbers.to_tokens("3 4").tolist() == [[BOS, 3, 4]]
     with pytest.raises(IclError, match="its tokens are numbers"):
-        models.words(numbers)
+        models.text_tokenizer(numbers)
     letters = Tokenizer(WordLevel({chr(32 + i): i for i in range(VOCAB)}, unk_token=chr(32 + BOS)))
     given = PreTrainedTokenizerFast(tokenizer_object=letters, eos_token=chr(32 + BOS))
-    read = models.words(models.load(tmp_path, tokenizer=given))
+    read = models.text_tokenizer(models.load(tmp_path, tokenizer=given))
     assert read.convert_ids_to_tokens([1]) == ["!"]
 
 

@@ -33,7 +33,7 @@ def test_tokenizer_json_is_read_as_it_stands(tmp_path):
     named = {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<s>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
     model = models.load(tmp_path)
-    assert models.encode(models.words(model), ["The CAT sat"])["input_ids"] == [[2, 3, 4]]
+    assert models.encode(models.text_tokenizer(model), ["The CAT sat"])["input_ids"] == [[2, 3, 4]]
     assert models.bos(model) == 1
     assert model.to_tokens("the cat").tolist() == [[1, 2, 3]]
     assert model.cfg.d_vocab == 60
@@ -54,7 +54,7 @@ def test_the_first_token_is_the_tokenizer_s(tmp_path):
 
 def test_prompts_begin_with_bos_where_the_tokenizer_gives_it(tmp_path):
     model = models.load(save_reader(tmp_path, byte_level()))
-    reader = models.words(model)
+    reader = models.text_tokenizer(model)
     asked, _ = sources.own_prompt(model, SHOWN, "I loved it")
     whole = "Text: a great film\nLabel: good\nText: a waste of time\nLabel: bad\nText: I loved it"
     assert asked.tokens[0].tolist() == reader(f"{whole}\nLabel:")["input_ids"]
@@ -114,7 +114,7 @@ def test_a_tokenizer_of_sentencepiece_splits_as_sentencepiece_or_is_refused(
         models.load(tmp_path)
     if settings == {}:
         (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
-        reader = models.words(models.load(tmp_path))
+        reader = models.text_tokenizer(models.load(tmp_path))
         (ids,) = models.encode(reader, ["a great film\nwalked"])["input_ids"]
         assert ids == trained.encode("a great film\nwalked")
 
@@ -140,7 +140,9 @@ def test_a_word_that_settings_add_has_the_id_that_they_name_or_is_refused(token,
         with pytest.raises(IclError, match="makes another tokenizer than they describe"):
             models.load(tmp_path)
     else:
-        ids = models.encode(models.words(models.load(tmp_path)), ["a film"])["input_ids"][0]
+        ids = models.encode(models.text_tokenizer(models.load(tmp_path)), ["a film"])["input_ids"][
+            0
+        ]
         assert ids[-1] == len(reader)
 
 
@@ -176,7 +178,7 @@ def test_an_old_file_beside_a_tokenizer_json_agrees_with_it_or_is_refused(
     else:
         model = models.load(tmp_path)
         assert models.bos(model) == 500
-        assert models.words(model)("a film")["input_ids"][-1] == 502
+        assert models.text_tokenizer(model)("a film")["input_ids"][-1] == 502
 
 
 def whole_word_folder(folder, known, **model):
@@ -195,7 +197,7 @@ def test_a_vocabulary_without_a_token_for_what_it_lacks_is_refused(tmp_path):
 
 def test_a_newline_that_is_a_special_token_is_text(tmp_path):
     known = ["?", "<s>", "\n", "great", "film", "good"]
-    reader = models.words(models.load(whole_word_folder(tmp_path, known, unk_token="?")))
+    reader = models.text_tokenizer(models.load(whole_word_folder(tmp_path, known, unk_token="?")))
     assert models.encode(reader, ["great film\ngood"])["input_ids"] == [[3, 4, 2, 5]]
     with pytest.raises(IclError, match="cannot read '<s>' as text"):  # a word among others
         models.encode(reader, ["great <s> film"])
@@ -207,7 +209,7 @@ def test_merges_left_out_at_random_in_training_are_made(tmp_path):
     whole = json.loads(path.read_text())
     whole["model"]["dropout"] = 0.5
     path.write_text(json.dumps(whole))
-    reader = models.words(models.load(tmp_path))
+    reader = models.text_tokenizer(models.load(tmp_path))
     (ids,) = models.encode(reader, ["a waste of time"])["input_ids"]
     assert reader.convert_ids_to_tokens(ids) == ["a", "Ġwaste", "Ġof", "Ġtime"]
 
@@ -243,7 +245,7 @@ def test_a_pad_token_beyond_the_embedding_is_never_read(tmp_path):
     task = text.TextTask("t", "Text:", "Label:", (" good", " bad"))
     rows = [[("great", 0), ("bad", 1)]] * 2
     queries = [("good", 0), ("a long and bad text", 1)]
-    asked = text.build(task, models.words(model), rows, queries, context=256)
+    asked = text.build(task, models.text_tokenizer(model), rows, queries, context=256)
     assert readout.target_logits(model, asked).shape == (2, len(reader) - 1)
 
 

@@ -8,7 +8,7 @@ from random_layers import seeded
 from tiny import real_tokenizer
 
 from iclutils import models
-from iclutils.interp.readout import with_answers, writes
+from iclutils.interp.readout import is_answered, with_answers
 from iclutils.tasks import words
 
 
@@ -102,7 +102,7 @@ def test_whole_answers_are_what_greedy_decoding_writes(gpt2):
 
     def right(whole):
         tokens, at = with_answers(prompts, whole)
-        return writes(models.logits(gpt2, tokens)[rows[:, None], at], whole).tolist()
+        return is_answered(models.logits(gpt2, tokens)[rows[:, None], at], whole).tolist()
 
     assert all(right(answer))
     answer[6:, 2] = -1  # shorter answers

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...errors import IclError
 from ...interp.at_query import AtQuery, Mask, read, read_heads
 from ...interp.hooks import Head, check_head
-from ...interp.invariants import blocks, toward
+from ...interp.invariants import blocks, logit_direction
 from ...interp.kv_cache import demonstrations as before_query
 from ...models import TransformerBridge, bos, get_act_name
 from ...progress import bar
@@ -139,7 +139,7 @@ def direct_logit_attribution(
         value = value - logit.gather(1, against.expand(len(query), -1)).mean(1)
         direction = direction - torch.stack([unembed[:, ids].mean(1) for ids in against])
     end = at_query("resid_post", layers[-1])
-    reads = toward(model, end.float(), direction).double()
+    reads = logit_direction(model, end.float(), direction).double()
     by_head = []
     for layer, block in enumerate(blocks(model)):
         z = query.activations[get_act_name("z", layer)][:, 0]

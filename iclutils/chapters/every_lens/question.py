@@ -15,8 +15,7 @@ from torch import Tensor
 
 from ...interp.clean_corrupt import CleanCorrupt, classification, of_rivals
 from ...interp.removal import Outcome, margin, outcome
-from ...models import TransformerBridge, start_tokens
-from ...models import words as model_words
+from ...models import TransformerBridge, start_tokens, text_tokenizer
 from ...tasks import words
 from ...tasks.prompts import Prompts, leave_out
 
@@ -124,7 +123,7 @@ def of_words(
     """Return prompts about one of ``FUNCTIONS``, asked of held-out words, or of those that examples
     are of (``"train"``); corrupt: about its rival. No word comes twice in a prompt."""
     train, test = words.half(rows(function), "train"), words.half(rows(function), split)
-    reader = model_words(model)
+    reader = text_tokenizer(model)
     drawn = words.rivals(train, test, reader, count, examples, generator, " ")
     start = len(start_tokens(reader))
     return of_lines(Margin(**vars(of_rivals(model, *drawn))), examples, start)

@@ -11,7 +11,7 @@ from iclutils.interp import removal
 
 @pytest.fixture(scope="module")
 def said(reader):
-    return ioi.sentences(models.words(reader), 2, seeded())
+    return ioi.sentences(models.text_tokenizer(reader), 2, seeded())
 
 
 def test_the_subject_comes_twice_and_the_answer_once(reader, said):
