@@ -42,6 +42,7 @@ def once(ask: Callable[[TransformerBridge], Answer]) -> Callable[[TransformerBri
     answers: WeakKeyDictionary[TransformerBridge, Answer] = WeakKeyDictionary()
 
     @wraps(ask)
+    @torch.no_grad()
     def answer(model: TransformerBridge) -> Answer:
         if model not in answers:
             try:
