@@ -66,7 +66,7 @@ def canvas(
     return figure, list(axes.flat)
 
 
-def headed(figure: Figure, finding: str) -> Figure:
+def add_title(figure: Figure, finding: str) -> Figure:
     """Put a title over the figure that states the finding, with its number."""
     lines = fill(finding, int(12 * figure.get_figwidth()))
     figure.suptitle(lines, x=0.02, ha="left", size=11, weight="bold")
