@@ -9,6 +9,8 @@ student's notebook carries this file and what stands above the mark.
 from that number, belong to this student alone.
 """
 
+from __future__ import annotations
+
 import functools
 import inspect
 import os
@@ -55,7 +57,7 @@ class Part:
     ``look(value, truth)`` is what is compared with the truth, up to a ``tolerance`` relative to the
     largest of it and to 1. A letter names one of four ``choices``; each student sees them in
     another order, and what is right is said of the order here. What is below the ``MARK`` is put in
-    last, but not in a student's notebook. Of a control no draw is right alone:
+    last, or ``public``, in a student's notebook. Of a control no draw is right alone:
     ``verdict(draws, *inputs)`` raises ``Mistake``.
     """
 
@@ -69,6 +71,7 @@ class Part:
     verdict: Callable[..., None] | None = None
     truth: Any = None
     mistakes: Mapping[str, Any] | None = None
+    public: Expected | None = None
 
     def order(self, student: str) -> list[str]:
         """Return the letters of the choices in the order in which this student sees them."""
@@ -87,11 +90,11 @@ class Part:
 
     def call(self, answer: Any, seed: int) -> Any:
         """Return the outcome for a seed. Random numbers begin with it; the notebook's go on."""
+        usual = torch.get_default_dtype()
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(seed)
-            usual = torch.get_default_dtype()
+            torch.set_default_dtype(torch.float32)  # in double the same seed draws other inputs
             try:
-                torch.set_default_dtype(torch.float32)  # in double a seed draws other inputs
                 inputs = self.inputs(seed)
             finally:
                 torch.set_default_dtype(usual)
@@ -120,7 +123,7 @@ def expected(part: Part, seed: int, student: int = 0) -> Expected | None:
     give. Whether a value is right only the hidden checks tell, so the public seed has nothing."""
     truth, mistakes, wrong = part.truth, part.mistakes or {}, dict[str, Any]()
     if truth is None or part.verdict:
-        return public_values.get(part.name)
+        return part.public
     if part.kind != "function":
         right = truth(student) if callable(truth) else truth
         wrong = {m: each(right) if callable(each) else each for m, each in mistakes.items()}
@@ -178,9 +181,9 @@ def guarded(name: str, answer: Any) -> Callable[..., Any]:
     refuse_measures(name, answer)
 
     def call(*args: Any) -> Any:
-        copies: dict[type, Callable[..., Any]] = {Tensor: Tensor.clone, list: list}
+        copies = [a.clone() if isinstance(a, Tensor) else a for a in args]
         try:
-            value = answer(*[copies.get(type(each), lambda x: x)(each) for each in args])
+            value = answer(*[list(a) if isinstance(a, list) else a for a in copies])
         except Exception as error:
             raise Mistake(f"`{name}` raised {type(error).__name__}: {error}") from error
         if value is None or value is ...:
@@ -197,12 +200,13 @@ def refuse_measures(name: str, answer: Callable[..., Any]) -> None:
     for code in filter(None, codes):  # which grows
         codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
         for word in code.co_names:  # also of an import inside the function
-            value: Any = known.get(word)
+            value = known.get(word)
             for module in (getattr(value, "__module__", getattr(value, "__name__", "")), word):
                 if f"{module}.".startswith(MEASURES) and not f"{module}.".startswith(TOOLS):
                     raise Mistake(f"`{name}` uses {module}. Write it yourself, on tensors.")
-            if getattr(value, "__globals__", None) is known and value.__code__ not in codes:
-                codes.append(value.__code__)
+            helper = getattr(value, "__code__", None)
+            if getattr(value, "__globals__", None) is known and helper not in codes:
+                codes.append(helper)
 
 
 def plain(value: Any) -> Any:
@@ -213,8 +217,9 @@ def plain(value: Any) -> Any:
         return value
     parts = [plain(each) for each in value]
     try:
-        tensors = (x if isinstance(x, Tensor) else torch.from_numpy(np.array(x)) for x in parts)
-        return torch.stack([*tensors])
+        parts = [x if isinstance(x, Tensor) else torch.from_numpy(np.array(x)) for x in parts]
+        kind = functools.reduce(torch.promote_types, (each.dtype for each in parts))
+        return torch.stack([each.to(kind) for each in parts])
     except (TypeError, ValueError, RuntimeError):  # no numbers, or tensors of several shapes
         return parts
 
@@ -237,7 +242,7 @@ def _fault(got: Any, truth: Any, tolerance: float) -> str:
     if kind not in ("bool", "int", "float", "Tensor"):
         return f"Expected a number or a tensor; got a {kind}."
     got = torch.as_tensor(got, dtype=torch.float64)
-    if got.squeeze().shape != truth.squeeze().shape:
+    if [n for n in got.shape if n != 1] != [n for n in truth.shape if n != 1]:
         return f"Expected the shape {tuple(truth.shape)}; got {tuple(got.shape)}."
     if got.isnan().any():
         return "The result has NaN in it: is there a division by zero, or a log of zero?"
@@ -251,9 +256,7 @@ def _fault(got: Any, truth: Any, tolerance: float) -> str:
 # A homework
 
 Question = tuple[Part, ...]
-QUESTION = re.compile(r"q\d+")
 carried: dict[str, dict[str, Question]] = {}  # by a student's notebook
-public_values: dict[str, Expected | None] = {}  # of its answers
 signed = [""]  # the student's name
 
 
@@ -265,8 +268,8 @@ def folder() -> Path:
 
 def table(homework: str) -> Path:
     """Return the table of a homework: beside the masters, or where otter runs."""
-    for place in (folder() / "answers", Path.cwd()):
-        if (path := place / f"{homework}.py").is_file():
+    for path in (folder() / "answers" / f"{homework}.py", Path.cwd() / f"{homework}.py"):
+        if path.is_file():
             return path.resolve()
     raise IclError(f"The checks of {homework} are not here: run the first cells of the homework.")
 
@@ -276,7 +279,7 @@ def contents(path: Path) -> dict[str, Any]:
     """Return what a table defines; its parts know what is right."""
     names: dict[str, Any] = {"__name__": path.stem}
     exec(compile(path.read_text(encoding="utf-8"), path, "exec"), names)
-    for name in filter(QUESTION.fullmatch, names):
+    for name in filter(re.compile(r"q\d+").fullmatch, names):
         names[name] = tuple(
             replace(each, truth=names[each.name], mistakes=names.get(each.name.upper()))
             for each in names[name]
@@ -287,15 +290,19 @@ def contents(path: Path) -> dict[str, Any]:
 def questions(homework: str) -> dict[str, Question]:
     """Return the questions of one homework by name; each has one part for each answer."""
     names = contents(table(homework))
-    return {name: names[name] for name in names if QUESTION.fullmatch(name)}
+    return {name: names[name] for name in names if re.fullmatch(r"q\d+", name)}
 
 
-def public(homework: str, half: str, right: dict[str, Expected | None]) -> None:
+def public(homework: str, half: str, right: dict[str, list[Any]]) -> None:
     """Take the public checks that a student's notebook carries."""
     names: dict[str, Any] = {"__name__": f"the public checks of {homework}"}
     exec(half, names)
-    carried[homework] = {name: names[name] for name in names if QUESTION.fullmatch(name)}
-    public_values.update(right)
+    carried[homework] = {
+        name: tuple(
+            replace(part, public=each) for part, each in zip(names[name], those, strict=True)
+        )
+        for name, those in right.items()
+    }
 
 
 def clean(student: Any) -> str:

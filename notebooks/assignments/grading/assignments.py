@@ -62,8 +62,8 @@ def make(build: Path, name: str = "") -> list[Assignment]:
     known = masters()
     if name and name not in known:
         raise unknown("homework", name, known)
-    chosen = bar([name] if name else [*known], "deriving")
-    return [_made(known[each], build / "assignments" / each) for each in chosen]
+    chosen = [name] if name else list(known)
+    return [_made(known[each], build / "assignments" / each) for each in bar(chosen, "deriving")]
 
 
 def _made(master: Path, folder: Path) -> Assignment:
@@ -116,9 +116,10 @@ def carried(homework: str) -> str:
     half, _, _ = table.read_text(encoding="utf-8").partition(checks.MARK)
     names: dict[str, Any] = {}
     exec(half, names)
-    asked = {part.name: part for parts in checks.questions(homework).values() for part in parts}
-    if shown := sorted(asked.keys() & names.keys()):
+    asked = checks.questions(homework)
+    answers = {part.name for parts in asked.values() for part in parts}
+    if shown := sorted(answers & names.keys()):
         raise IclError(f"{table.name} has the solution {shown} above the line {checks.MARK!r}.")
-    right = {name: checks.expected(part, 0) for name, part in asked.items()}
+    right = {name: [checks.expected(part, 0) for part in asked[name]] for name in asked}
     whole = json.dumps([code, homework, half, right], default=checks.Tensor.tolist).encode()
     return CARRY.format(base64.b85encode(zlib.compress(whole, 9)).decode())

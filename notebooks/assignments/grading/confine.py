@@ -1,13 +1,15 @@
 """Run one submission in a sandbox that others keep: bubblewrap, else Docker.
 
 In it a submission sees Python, libraries, this package and a disk in memory, and nothing else of
-the machine: no other file, no other process, no network. ``prlimit`` sets the kernel's bounds for
-each process; here is a clock, and a look at the memory of all of them. Plan and output are files
-without names, so that nothing is left of a grader that is killed.
+the machine: no other file, no other process, no network. The worker sets the kernel's bounds on
+itself before the submission's code runs; here is a clock, and a look at the memory of all that it
+starts. Plan and output are files without names, so that nothing is left of a grader that is killed.
 """
 
 import functools
 import importlib.util
+import io
+import itertools
 import json
 import os
 import secrets
@@ -17,12 +19,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import split
-from typing import Any, NamedTuple
+from threading import Event
+from typing import Any
 
 import checks
 import psutil
@@ -33,7 +35,7 @@ from .worker import PATIENCE, TOO_LONG
 
 WORKER = Path(__file__).with_name("worker.py").read_text(encoding="utf-8")
 UNCONFINED = "UNCONFINED"
-DISK, FILE = 512 * 2**20, 32 * 2**20  # bytes that a submission may write, in all and into one file
+DISK = 512 * 2**20  # bytes that a submission may write
 LINES, TOLD = 10_000, 2**24  # and, of them, lines and bytes that are read; a homework takes 3 MB
 TASKS = 100  # processes and threads
 ACCOUNTS = range(61184, 65520)  # of a moment, as systemd has them, where the grader is root
@@ -63,12 +65,13 @@ class Limits:
     memory: float = 4.0
 
 
-class End(NamedTuple):
-    """How a run ended: why it was stopped (or nothing), the facts that the worker told, each a name
-    and a value, and what else it wrote."""
+@dataclass
+class End:
+    """How a run ended: why it was stopped (or nothing), the facts that the worker told, in order,
+    and what else it wrote."""
 
     stopped: str = ""
-    facts: Sequence[tuple[str, Any]] = ()
+    facts: list[dict[str, Any]] = field(default_factory=list)
     text: str = ""
 
 
@@ -82,7 +85,7 @@ def sandbox() -> tuple[str, str]:
     for kind, program in programs.items():
         if program:
             try:
-                text = run((kind, program), {"checks": STARTS}, Limits()).text
+                text = run((kind, program), {"checks": STARTS}, Limits(), Event()).text
             except (OSError, subprocess.SubprocessError) as error:
                 text = str(error)
             if "it starts" in text:
@@ -91,57 +94,53 @@ def sandbox() -> tuple[str, str]:
     raise IclError(HOW_TO_GET_ONE.format("; ".join(why) or "neither bwrap nor docker is installed"))
 
 
-def run(where: tuple[str, str], plan: dict[str, Any], limits: Limits) -> End:
+def run(where: tuple[str, str], plan: dict[str, Any], limits: Limits, interrupted: Event) -> End:
     """Run the worker with a plan in a sandbox, until it ends or breaks a bound."""
-    (kind, program), name, stopped = where, f"graded-{secrets.token_hex(8)}", ""
-    until = time.monotonic() + PATIENCE * limits.seconds
-    place = tempfile.TemporaryDirectory if kind == UNCONFINED else lambda: nullcontext("/tmp")
-    with tempfile.TemporaryFile() as orders, tempfile.TemporaryFile() as told, place() as folder:
-        orders.write(json.dumps(plan | {"step": limits.step}).encode())
+    kind, program = where
+    root = kind == "bubblewrap" and os.getuid() == 0
+    account = secrets.choice(ACCOUNTS) if root else 0
+    tasks = TASKS if root else 20 * TASKS  # before Linux 5.14 all tasks of a user are counted
+    plan = plan | vars(limits) | {"account": account, "tasks": tasks}
+    name, folder = f"graded-{secrets.token_hex(8)}", "/tmp"
+    with ExitStack() as stack, tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as orders:
+        orders.write(json.dumps(plan).encode())
         orders.seek(0)
-        own = HERE | {key: value.replace("/tmp", folder) for key, value in OWN.items()}
-        command = [*_bounds(kind, limits), "python" if kind == "docker" else sys.executable]
         if kind == "bubblewrap":
-            command = [*_bubblewrap(program), *command]
+            command = _bubblewrap(program)
         elif kind == "docker":
-            command, own = [*_docker(program, name, limits), *command], {**os.environ}
+            command = _docker(program, name, limits)
+        else:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+            command = [sys.executable]
+        own = HERE | {key: folder if x == "/tmp" else x for key, x in OWN.items()}
         process = subprocess.Popen(
-            [*command, "-P", "-c", WORKER], cwd=folder, env=own, stdin=orders, stdout=told,
-            stderr=subprocess.STDOUT, start_new_session=True,
+            [*command, "-P", "-c", WORKER], cwd=folder, env=None if kind == "docker" else own,
+            stdin=orders, stdout=told, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
+        end, until = End(), time.monotonic() + PATIENCE * limits.seconds
         try:
-            while process.poll() is None and not stopped:
-                time.sleep(0.2)
-                if time.monotonic() > until:
-                    stopped = "time"
+            while process.poll() is None and not end.stopped:
+                if interrupted.wait(0.2):
+                    end.stopped = "interrupted"
+                elif time.monotonic() > until:
+                    end.stopped = "time"
                 elif _memory(process.pid) > limits.memory * 2**30:
-                    stopped = "memory"
+                    end.stopped = "memory"
         finally:  # the first process in a sandbox takes all others with it
             if kind == "docker":
                 subprocess.run([program, "rm", "--force", name], capture_output=True, timeout=60)
             with suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
-            status = abs(process.wait()) % 128  # of what a signal ended a sandbox tells 128 more
-        facts, text = list[tuple[str, Any]](), ""
+            status = process.wait()
+        statuses = {TOO_LONG: "step", 128 + signal.SIGXCPU: "time", -signal.SIGXCPU: "time"}
+        end.stopped = end.stopped or statuses.get(status, "")
         told.seek(0)
-        for line in told.read(TOLD).splitlines()[:LINES]:
+        for line in itertools.islice(io.BytesIO(told.read(TOLD)), LINES):
             try:
-                fact, value = json.loads(line)
-                facts.append((str(fact), value))
+                end.facts.append({**json.loads(line)})
             except Exception:  # whatever a submission may write
-                text = f"{text[-5000:]}{line[:5000].decode(errors='replace')}\n"
-    return End(stopped or {TOO_LONG: "step", signal.SIGXCPU: "time"}.get(status, ""), facts, text)
-
-
-def _bounds(kind: str, limits: Limits) -> list[str]:
-    """Return the start of a command that sets the kernel's bounds. Where the grader is root, the
-    process gets an account of its own; else tasks of the user count, too (up to Linux 5.13)."""
-    root = kind == "bubblewrap" and os.getuid() == 0
-    account, seconds = secrets.choice(ACCOUNTS), int(limits.seconds)
-    words = f"setpriv --clear-groups --regid {account} --reuid {account} " if root else ""
-    words += f"prlimit --core=0 --fsize={FILE} --nproc={TASKS if root else 20 * TASKS} "
-    words += f"--data={int(limits.memory * 2**30)} --cpu={seconds}:{seconds + 1}"
-    return words.split() if kind != UNCONFINED or shutil.which("prlimit") else []
+                end.text = f"{end.text[-5000:]}{line[:5000].decode(errors='replace')}"
+    return end
 
 
 def _bubblewrap(program: str) -> list[str]:
@@ -152,16 +151,19 @@ def _bubblewrap(program: str) -> list[str]:
         words += ["--perms", "1777", "--size", str(DISK), "--tmpfs", disk]
     libraries = [each for each in sys.path if each.endswith("-packages")]
     libraries += filter(os.path.isabs, HERE.get("LD_LIBRARY_PATH", "").split(os.pathsep))
-    readable = {sys.prefix, sys.base_prefix, str(PACKAGE), *SYSTEM, *libraries}
-    readable |= {os.path.realpath(each) for each in readable}
-    for above in sorted({each for path in readable for each in Path(path).parents[:-1]}):
-        words += ["--perms", "0755", "--dir", str(above)]  # others than root may pass
-    for path in sorted(readable):
-        words += ["--ro-bind-try", path, path]
-    for secret in (checks.folder(), *(CHECKOUT / each for each in (".git", "_build", "tests"))):
-        if secret.is_dir():  # also where it lies among libraries
-            words += ["--tmpfs", str(secret.resolve()), "--remount-ro", str(secret.resolve())]
-    return [*words, *split("--remount-ro /dev --remount-ro / --chdir /tmp")]
+    wanted = {sys.prefix, sys.base_prefix, str(PACKAGE), *SYSTEM, *libraries}
+    wanted |= {os.path.realpath(each) for each in wanted}
+    readable = [each for each in map(Path, sorted(wanted)) if each.exists()]
+    readable = [each for each in readable if not wanted & {*map(str, each.parents)}]
+    for path in readable:
+        for parent in [*path.parents][-2::-1]:  # others than root may pass
+            words += ["--perms", "0755", "--dir", str(parent)]
+        words += ["--ro-bind", str(path), str(path)]
+    secrets = [checks.folder(), *(CHECKOUT / each for each in (".git", "_build", "tests"))]
+    for secret in filter(Path.is_dir, map(Path.resolve, secrets)):
+        if not {secret, *secret.parents}.isdisjoint(readable):
+            words += ["--tmpfs", str(secret), "--remount-ro", str(secret)]
+    return [*words, *split("--remount-ro /dev --remount-ro / --chdir /tmp"), sys.executable]
 
 
 @functools.cache
@@ -178,14 +180,15 @@ def _docker(program: str, name: str, limits: Limits) -> list[str]:
     words += f"--security-opt no-new-privileges --user {ACCOUNTS[0]} --workdir /tmp "
     words += f"--tmpfs /tmp:exec,mode=1777,size={DISK}"
     own = [word for pair in OWN.items() for word in ("--env", "=".join(pair))]
-    return [program, *words.split(), *own, _image(program)]
+    return [program, *words.split(), *own, _image(program), "python"]
 
 
 def _memory(pid: int) -> int:
     """Return the bytes of a process and of all that it started; what they share counts once."""
     total = 0
-    first = psutil.Process(pid)
-    for each in [first, *first.children(recursive=True)]:
-        with suppress(psutil.Error):
-            total += getattr(each.memory_full_info(), "pss", 0)
+    with suppress(psutil.Error):
+        first = psutil.Process(pid)
+        for each in [first, *first.children(recursive=True)]:
+            with suppress(psutil.Error):
+                total += getattr(each.memory_full_info(), "pss", 0)
     return total

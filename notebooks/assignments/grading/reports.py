@@ -24,8 +24,8 @@ from iclutils.files import read_json, write_text
 
 from .assignments import Assignment
 
-# What Moodle and Canvas call a submission: Ada Lovelace_12_..., lovelaceada_12_34_..., for example
-SYSTEMS = r"(.+)_\d+_assignsubmission_|[^\W_]+?(?:_LATE)?_(\d+)_\d+_"
+# What they call a submission, for example Ada Lovelace_12_... and lovelaceada_12_34_...
+MOODLE, CANVAS = r"(.+)_\d+_assignsubmission_", r"[^\W_]+?(?:_LATE)?_(\d+)_\d+_"
 COLUMNS = ["student", "question", "points", "of", "comment", "written"]
 Row = dict[str, Any]
 Entries = dict[tuple[str, str], Row]  # rows of by_hand.csv by the words of the student, question
@@ -79,11 +79,12 @@ def entered(place: Path, points: dict[str, float]) -> Entries:
     """Return what persons entered; refuse points that cannot be, with row and student."""
     entries: Entries = {}
     for path in sorted(place.glob("by_hand*")):
-        if path.suffix != ".csv":
+        if path.suffix in (".xlsx", ".xls", ".ods", ".numbers"):
             raise IclError(f"{path} is not read. Save it as CSV, and move it to another folder.")
-        for number, row in enumerate(table_of(path).to_dict("records"), 2):
-            if lost := {*COLUMNS[:3]} - row.keys():
-                raise IclError(f"{path} has no column {', '.join(sorted(lost))} in its first line.")
+        rows = table_of(path).to_dict("records") if path.suffix == ".csv" else []
+        if rows and (lost := {*COLUMNS[:3]} - rows[0].keys()):
+            raise IclError(f"{path} has no column {', '.join(sorted(lost))} in its first line.")
+        for number, row in enumerate(rows, 2):
             row = dict.fromkeys(COLUMNS, "") | row
             key, text = (words(row["student"]), row["question"]), row["points"].replace(",", ".")
             who = f"{path}, row {number}, {row['student']}: {row['points']!r}"
@@ -104,8 +105,8 @@ def student(name: str) -> str:
     it the name, or the number."""
     first, *rest = Path(unicodedata.normalize("NFC", name)).parts
     whole = first if rest else Path(first).stem
-    match = re.match(SYSTEMS, whole)
-    return match[1] or match[2] if match else whole
+    match = re.match(MOODLE, whole) or re.match(CANVAS, whole)
+    return match[1] if match else whole
 
 
 def gradebook(grades: Path, roster: Path | None = None) -> Path:

@@ -2,9 +2,8 @@
 
 This is the submission's own process, in a sandbox (``confine``): whatever it holds, students may
 read and change. Its input is a plan: the cells, the public half of the homework and the bounds. A
-step is a cell, or the answers to one question. Its output is a line of JSON, a name and a value,
-when a step begins, for what a cell raised, and for the numbers of a question, which are compared
-elsewhere.
+step is a cell, or the answers to one question. Its output is a line of JSON when a step begins, and
+one with what a cell raised, or with the numbers of a question, which are compared elsewhere.
 
 A question is asked where the notebook checks it, as the student saw it: later cells may give the
 names of its helpers to others. It is asked again at the end if it raised an error, or if its
@@ -16,6 +15,7 @@ import itertools
 import json
 import os
 import re
+import resource
 import signal
 import sys
 import tempfile
@@ -23,6 +23,7 @@ from contextlib import suppress
 from typing import Any
 from unittest.mock import MagicMock
 
+FILE = 32 * 2**20  # bytes of one file, also of what a step prints
 PATIENCE = 5  # seconds on the clock for each of the processor's
 GRACE = 5  # seconds that a step has to end itself when its time is up
 TOO_LONG = 124  # the status of a process that was ended for it, as of ``timeout``
@@ -37,6 +38,7 @@ class Overtime(BaseException):
 def main() -> None:
     """Do what the plan says."""
     plan = json.load(sys.stdin)
+    bound(plan)
     output = os.dup(1)
     exec(plan["checks"], {})  # as in the student's notebook
     checks = sys.modules["checks"]
@@ -53,34 +55,35 @@ def main() -> None:
     for stream in (0, 1, 2):
         os.dup2(null, stream)
 
-    def tell(name: str, value: Any) -> None:
-        os.write(output, json.dumps([name, value]).encode() + b"\n")
+    def tell(**facts: Any) -> None:
+        os.write(output, json.dumps(facts).encode() + b"\n")
 
     answers = {part.name for parts in asked.values() for part in parts}
     held: dict[str, list[Any]] = {name: [] for name in asked}  # what was asked, and gave values
-    errors = dict[str, str]()  # of cells
+    nameless: list[str] = []  # cells that missed a name
 
     def take(step: str) -> None:
         if step in plan["skip"]:
             return
-        tell("begun", step)
+        tell(begun=step)
         screen = tempfile.TemporaryFile("w", errors="replace")  # noqa: SIM115 - it has no name
         sys.stdout = sys.stderr = screen
         try:
             start_clock(plan["step"])
             if step in plan["cells"]:
-                errors[step] = _run(shell, plan["cells"][step], answers)
-                tell(f"error {step}", errors[step])
+                error = _run(shell, plan["cells"][step], answers)
+                tell(step=step, error=error)
+                nameless.extend([step] if error.startswith("NameError") else [])
                 return
             held[step] = [shell.user_ns.get(part.name) for part in asked[step]]
             pairs = [*zip(asked[step], held[step], strict=True)]
             for seed in (*checks.PUBLIC, *checks.HIDDEN):
                 values = [_value(*each, seed, checks) for each in pairs]
-                tell(f"{step} {seed}", values)
+                tell(step=step, values={seed: values})
                 if any("mistake" in value for value in values):
                     held[step] = []
         except Overtime:
-            tell(f"error {step}", f"it ran longer than {plan['step']:g} s")
+            tell(step=step, error=f"it ran longer than {plan['step']:g} s")
         finally:
             start_clock(0)
             if os.getpid() != FIRST:  # the step has forked this process
@@ -94,14 +97,29 @@ def main() -> None:
         now = [shell.user_ns.get(part.name) for part in parts]
         if [*map(id, now)] != [*map(id, held[question])]:
             take(question)
-    nameless = [cell for cell in errors if errors[cell].startswith("NameError")]
     if nameless and not all(held.values()):
-        for step in [*nameless, *(each for each in asked if not held[each])]:
-            take(step)
+        for cell in [*nameless]:
+            take(cell)
+        for question in [each for each in asked if not held[each]]:
+            take(question)
     with suppress(Exception):  # the notebook may have loaded its checks once more
-        tell("signed", str(sys.modules["checks"].signed[0])[:200])
-    tell("done", True)
+        tell(signed=str(sys.modules["checks"].signed[0])[:200])
+    tell(done=True)
     os._exit(0)  # whatever threads are left
+
+
+def bound(plan: dict[str, Any]) -> None:
+    """Take an account of its own, where there is one to take, and bounds that the kernel keeps."""
+    if plan["account"]:
+        os.setgroups([])
+        os.setresgid(*[plan["account"]] * 3)
+        os.setresuid(*[plan["account"]] * 3)
+    memory, seconds = int(plan["memory"] * 2**30), int(plan["seconds"])
+    bounds = {"CORE": 0, "FSIZE": FILE, "DATA": memory, "NPROC": plan["tasks"], "CPU": seconds}
+    for name, most in bounds.items():
+        with suppress(AttributeError, ValueError, OSError):  # not every system has all of them
+            limit = getattr(resource, f"RLIMIT_{name}")
+            resource.setrlimit(limit, (most, most + (name == "CPU")))  # a signal, then the end
 
 
 def start_clock(seconds: float) -> None:
