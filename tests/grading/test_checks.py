@@ -147,6 +147,9 @@ def test_inputs_are_those_of_single_precision_whatever_the_default_is(dtype):
     try:
         part.judge(part.ask(own(part.truth), 1), 1)
         assert torch.get_default_dtype() == dtype
+        with pytest.raises(ZeroDivisionError):
+            replace(part, inputs=lambda seed: 1 / 0).call(part.truth, 1)
+        assert torch.get_default_dtype() == dtype
     finally:
         torch.set_default_dtype(torch.float32)
 
