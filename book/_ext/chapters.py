@@ -101,17 +101,24 @@ def _fold(answer: nodes.admonition, cells: list[nodes.Element]) -> None:
 def _hide(first: nodes.Element) -> None:
     """Put what a closed answer hides into a box of its own."""
     parent, finding = first.parent, list[nodes.Node]()
-    start = parent.index(first)
-    for node in parent[start:]:
+    for node in parent[parent.index(first) :]:
         below_table = finding and isinstance(finding[-1], nodes.table)
         kind = nodes.paragraph if below_table or not finding else nodes.table
         if not isinstance(node, kind):
             break
         finding.append(node)
     if finding:
-        parent[start : start + len(finding)] = [
-            nodes.container("", *finding, classes=["after-answer"])
-        ]
+        _gather(["after-answer"], finding)
+
+
+def _gather(classes: list[str], inside: list[nodes.Element]) -> nodes.container:
+    """Move nodes into a box of their own, in the place of the first."""
+    box, parent = nodes.container("", classes=classes), inside[0].parent
+    parent.insert(parent.index(inside[0]), box)
+    for node in inside:
+        node.parent.remove(node)
+    box += inside
+    return box
 
 
 class Exercises(SphinxTransform):
@@ -154,14 +161,11 @@ class Head(SphinxTransform):
 
 def _close(classes: str, says: nodes.paragraph, inside: list[nodes.Element]) -> None:
     """Put nodes into a closed part of the page, in the place of the first, below what it says."""
-    box = nodes.container("", classes=[classes.split()[0], "closed"])
-    parent = inside[0].parent
-    parent.insert(parent.index(inside[0]), box)
-    for node in inside:
-        node.parent.remove(node)
+    box = _gather([classes.split()[0], "closed"], inside)
     tags = f'<details class="{classes}"><summary>', "</summary>", "</details>"
     first, below, last = (nodes.raw("", tag, format="html") for tag in tags)
-    box += [first, says, below, *inside, last]
+    box[:0] = [first, says, below]
+    box += last
 
 
 class Minus(SphinxTransform):
@@ -193,12 +197,8 @@ class Takeaways(SphinxTransform):
         cells = self.document.findall(nodes.container)
         for cell in [cell for cell in cells if "tag_waits" in cell["classes"]]:
             below = cell.parent[cell.parent.index(cell) + 1 :]
-            own = [cell, *takewhile(lambda node: isinstance(node, nodes.paragraph), below)]
-            box = nodes.container("", classes=["after-bets", "of-last"])
-            cell.parent.insert(cell.parent.index(cell), box)
-            for node in own:
-                node.parent.remove(node)
-            box += own
+            own = takewhile(lambda node: isinstance(node, nodes.paragraph), below)
+            _gather(["after-bets", "of-last"], [cell, *own])
 
 
 class Drawers(SphinxTransform):

@@ -270,6 +270,7 @@ def _norms(model: TransformerBridge, owner: Any) -> Iterator[Norm]:
     yield partial(functional.rms_norm, normalized_shape=shape, eps=eps)
 
 
+@once
 def check_editable(model: TransformerBridge) -> None:
     """Refuse a model in which an edit of attention patterns, or of the scores before them, changes
     nothing: some (GPT-J, OPT) compute attention on their own, and it is shown afterwards."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -491,9 +491,9 @@ def cached(
     return logits, cache
 
 
-def check_parts(model: TransformerBridge, names: Iterable[str], parts: Iterable[str]) -> None:
+def check_parts(model: TransformerBridge, names: Iterable[str], parts: Container[str]) -> None:
     """Refuse a model that lacks what a measure reads or changes: ``names`` beyond its ``parts``."""
-    if lacking := sorted({*names} - {*parts}):
+    if lacking := sorted(name for name in names if name not in parts):
         kind = getattr(model.original_model.config, "model_type", "unknown")
         raise IclError(
             f"This model ({kind}) has no {lacking[0]}, which is read or changed here. Its "
