@@ -68,7 +68,7 @@ class LanguageRecipe(Recipe):
     def held_out(self, network: nn.Module) -> dict[str, float]:
         """Return the results of ``measure``."""
         with torch.no_grad():
-            return self.measure(network)  # type: ignore[arg-type]
+            return self.measure(network)
 
     def save(self, network: nn.Module, folder: Path) -> None:
         """Write a Hugging Face folder, the weights in half precision."""

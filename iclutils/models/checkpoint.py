@@ -203,7 +203,7 @@ def _contradiction(folder: Path, tokenizer: PreTrainedTokenizerBase) -> str:
             return f"{word!r} is token {token} in {files[word in older]}, and becomes {own}"
     if whole:
         return _change(whole, tokenizer, {word for word, _ in words})
-    named = getattr(transformers, settings.get("tokenizer_class") or "", object)
+    named: Any = getattr(transformers, settings.get("tokenizer_class") or "", object)
     if not isinstance(tokenizer, named):
         return f"{files[0]} names a {named.__name__}, and it becomes a {type(tokenizer).__name__}"
     if not paths[3].is_file():

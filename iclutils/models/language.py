@@ -127,7 +127,7 @@ def load(
     words = tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None
     size = network.config.get_text_config().vocab_size
     first = checkpoint.bos(folder, size, words)
-    network = network.to(device)  # type: ignore[arg-type]
+    network = network.to(device)
     tokens = _probe(network).to(device)
     expected = checkpoint.log_probabilities(network, tokens, name)
     network = checkpoint.fuse_gelu(checkpoint.write_out(network))

@@ -217,7 +217,7 @@ def token_strings(model: TransformerBridge, tokens: Int[Tensor, "token"]) -> lis
     """Spell a model's tokens in words; those of the made-up topics by their names."""
     if _reads_topics(model):
         return [topics.NAMES[token] for token in tokens.tolist()]
-    return [text_tokenizer(model).decode([token]) for token in tokens.tolist()]  # type: ignore[misc]
+    return [text_tokenizer(model).decode([token]) for token in tokens.tolist()]
 
 
 def own_prompt(
