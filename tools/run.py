@@ -187,10 +187,15 @@ def is_current(notebook: Path, out: Path, changed: dict) -> bool:
 
 
 def machine() -> str:
-    """Name the processor, its cores, and the GPU if there is one."""
+    """Name the processor, its widest instructions, its cores, and the GPU if there is one."""
     listing, model = Path("/proc/cpuinfo"), platform.machine()
-    if listing.is_file() and (match := re.search(r"model name\s*: (.+)", listing.read_text())):
+    told = listing.read_text() if listing.is_file() else ""
+    if match := re.search(r"model name\s*: (.+)", told):
         model = match[1]
+    for flag, name in {"avx512f": "AVX-512", "avx2": "AVX2"}.items():
+        if f" {flag} " in told:  # two processors of one name may differ in it
+            model += f" with {name}"
+            break
     gpu = ", GPU" if Path("/proc/driver/nvidia/gpus").is_dir() else ""
     return f"{model}, {os.cpu_count()} cores{gpu}"
 
