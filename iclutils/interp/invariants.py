@@ -30,6 +30,7 @@ TOLERANCE = 1e-4  # of the largest value: float32 rounds at 1e-7, other architec
 PROBE = 3  # tokens that are compared: with one, a norm whose weights are equal would be a factor
 COLUMNS = 512  # of the unembedding that are compared, at least, or all
 GATE = ["attn", "hook_in"]  # queries, keys and values alone may be made of it
+FED = ["mlp", "hook_in"]  # what the MLP writes may be made of it alone
 
 Stream = Float[Tensor, "*#lead d_model"]
 Norm = Callable[[Tensor], Tensor]
@@ -94,7 +95,7 @@ def freeze(norm: Norm, at: Stream) -> Frozen | None:
             linear = (at - at.mean(-1, keepdim=True) if centred else at) * weight
             size = linear.square().sum(-1, keepdim=True).clamp_min(1e-30)
             scale = (after * linear).sum(-1, keepdim=True) / size
-            if _gap(linear * scale, after) <= TOLERANCE:
+            if gap(linear * scale, after) <= TOLERANCE:
                 return Frozen(weight * scale, centred)
     return None
 
@@ -119,7 +120,7 @@ class Block:
 
     def written(self, z: Float[Tensor, "*#lead head d_head"]) -> Stream:
         """Return what all heads write together, before factor and norm."""
-        whole = torch.einsum("...hk,hkd->...d", z, self.out)
+        whole = z.flatten(-2) @ self.out.flatten(0, 1)
         return whole if self.bias is None else whole + self.bias
 
     def share(self, z: Float[Tensor, "*#lead head d_head"], part: Stream) -> Stream:
@@ -165,8 +166,8 @@ def blocks(model: TransformerBridge) -> tuple[Block, ...]:
     """
     run, layers = traced(model), range(model.cfg.n_layers)
     names = {f"blocks.{layer}.{part}" for layer in layers for part in (*CHANGED, *READ)} | {END}
-    if lacking := sorted(names - model.hook_dict.keys()) or sorted(names - run.seen.keys()):
-        _refuse(model, f"it has no {lacking[0]}")
+    if lacking := names - run.seen.keys():
+        _refuse(model, f"it has no {min(lacking - model.hook_dict.keys() or lacking)}")
     if run.twice:  # an edit there would be made twice
         _refuse(model, f"a run passes {run.twice[0]} twice")
     every = tuple(_wiring(model, layer) for layer in layers)
@@ -179,11 +180,13 @@ def blocks(model: TransformerBridge) -> tuple[Block, ...]:
 
 def _fault(run: Trace, layers: Iterable[int]) -> str:
     """Tell where a change does not reach what it should, or reaches what it should not."""
-    ends = {f"blocks.{i}.hook_out": {f"blocks.{i}.{part}" for part in CHANGED} for i in layers}
-    for end, parts in {**ends, LOGITS: {END}}.items():
-        if lost := sorted(parts - run.behind(end)):
+    whole = run.behind(LOGITS)
+    ends = [(f"blocks.{i}.hook_out", {f"blocks.{i}.{part}" for part in CHANGED}) for i in layers]
+    for end, parts in [*ends, (LOGITS, {END})]:
+        reached = whole if end == LOGITS else run.behind(end, end.replace("out", "in"))
+        if lost := sorted(parts - reached):
             return f"a change at {lost[0]} does not reach {end}"
-    whole = run.behind(LOGITS) | {LOGITS}
+    whole.add(LOGITS)
     for name in (name for name in run.sources if name in whole):
         for source in sorted(run.sources[name]):
             block, layer, *part = source.split(".")
@@ -193,6 +196,8 @@ def _fault(run: Trace, layers: Iterable[int]) -> str:
             elif part == GATE and not name.endswith(CHANGED[:3]):
                 where = f"in layer {layer} heads read more of the stream than queries, keys and"
                 return f"{where} values do (a gate?)"
+            elif name.endswith(".hook_mlp_out") and part != FED:
+                return f"in layer {layer} something beside the MLP reads the stream (experts?)"
     return ""
 
 
@@ -209,15 +214,14 @@ def _wiring(model: TransformerBridge, layer: int) -> Block:
     mlp_read = _fit(model, block, stream, seen["mlp.hook_in"], f"{where}what the MLP reads")
     plain = Block(heads_read, mlp_read, parallel, attn.W_O, getattr(attn, "b_O", None))
     whole, what = plain.written(seen["attn.hook_z"]), f"{where}what the heads write"
-    factor = float((whole * attended).sum() / whole.square().sum())
-    if _gap(whole, attended) <= TOLERANCE:
+    if gap(whole, attended) <= TOLERANCE:
         wired = plain
-    elif _gap(factor * whole, attended) <= TOLERANCE:
+    elif gap((factor := _factor(whole, attended)) * whole, attended) <= TOLERANCE:
         wired = replace(plain, after=lambda stream: factor * stream)
     else:
         norm = _fit(model, block, whole, attended, what)
         if norm is None or freeze(norm, whole) is None:
-            _refuse(model, f"{what} is changed in an unknown way", _gap(whole, attended))
+            _refuse(model, f"{what} is changed in an unknown way", gap(whole, attended))
         wired = replace(plain, after=norm, normed=True)
     sum_of_parts = before + attended + seen["hook_mlp_out"]
     _require(model, sum_of_parts, seen["hook_out"], f"{where}the sum of what heads and MLP write")
@@ -248,12 +252,12 @@ def check_channels(model: TransformerBridge) -> None:
 def _fit(model: TransformerBridge, owner: Any, stream: Tensor, read: Tensor, what: str) -> Any:
     """Return the norm that makes ``read`` of ``stream``, None if they are the same; a module of
     the network is called itself, so that no hook fires."""
-    if _gap(stream, read) <= TOLERANCE:
+    if gap(stream, read) <= TOLERANCE:
         return None
     best = float("inf")
     for norm in _norms(model, owner):
-        best = min(best, gap := _gap(norm(stream), read))
-        if gap <= TOLERANCE:
+        best = min(best, off := gap(norm(stream), read))
+        if off <= TOLERANCE:
             return norm
     _refuse(model, f"{what} is no norm of the stream", best)
 
@@ -297,11 +301,11 @@ def _unembedding(model: TransformerBridge) -> tuple[Norm, float]:
     if freeze(norm, end) is None:
         _refuse(model, "its final norm is neither LayerNorm nor RMSNorm")
     plain = normal @ model.W_U[:, some] + model.b_U[some]
-    if _gap(plain, said) <= TOLERANCE:
+    if gap(plain, said) <= TOLERANCE:
         return norm, 1.0
-    factor = float((plain * said).sum() / plain.square().sum())
-    if (gap := _gap(factor * plain, said)) > TOLERANCE:
-        _refuse(model, "its logits are not linear in the last state (a soft cap?)", gap)
+    factor = _factor(plain, said)
+    if (off := gap(factor * plain, said)) > TOLERANCE:
+        _refuse(model, "its logits are not linear in the last state (a soft cap?)", off)
     return norm, factor
 
 
@@ -346,18 +350,18 @@ def _gives_tuples(model: TransformerBridge) -> bool:
     run, last = traced(model), model.cfg.n_layers - 1
     start = run.seen[f"blocks.{last}.hook_in"][:, :PROBE]
     with _handing_on(model, last, (start,) if run.tuples else start):
-        gap = _gap(logits(model, run.tokens[:, :PROBE]), run.logits[:, :PROBE])
-    if gap > TOLERANCE:
-        _refuse(model, "a run that goes on from a layer is not the whole run", gap)
+        off = gap(logits(model, run.tokens[:, :PROBE]), run.logits[:, :PROBE])
+    if off > TOLERANCE:
+        _refuse(model, "a run that goes on from a layer is not the whole run", off)
     return run.tuples
 
 
 def check_rows(model: TransformerBridge, pattern: Float[Tensor, "*lead src"], what: str) -> None:
     """Refuse rows of attention that do not sum to 1, as beside a sink (GPT-OSS)."""
     total = pattern.sum(-1)
-    gap = float((total - 1).abs().max())
-    if gap > TOLERANCE:
-        _refuse(model, f"its rows of attention sum to {float(total.min()):.2g}, not 1", gap, what)
+    off = float((total - 1).abs().max())
+    if off > TOLERANCE:
+        _refuse(model, f"its rows of attention sum to {float(total.min()):.2g}, not 1", off, what)
 
 
 def check_queries(
@@ -392,36 +396,29 @@ def check_window(model: TransformerBridge, length: int, what: str) -> None:
         )
 
 
-def check_turns(model: TransformerBridge, *lengths: int) -> None:
-    """Refuse lengths of which some are read with other rotary positions (LongRoPE, as in Phi-3):
-    those of texts in a batch, or of a text and of what is read on top of its keys."""
-    rope = getattr(model.original_model.config, "rope_parameters", None) or {}
-    limit = rope.get("original_max_position_embeddings") or model.cfg.n_ctx
-    if rope.get("rope_type") == "longrope" and min(lengths) <= limit < max(lengths):
-        raise IclError(
-            f"This model has other rotary positions in texts of more than {limit} tokens, and here "
-            f"some are shorter and some longer ({min(lengths)} and {max(lengths)} tokens). Use "
-            "texts on one side of this length."
-        )
-
-
-def _gap(one: Tensor, other: Tensor) -> float:
+def gap(one: Tensor, other: Tensor) -> float:
     """Return the largest difference, in parts of the largest value."""
     if one.shape != other.shape:
         return float("inf")
-    return float((one - other).abs().max() / other.abs().max().clamp_min(1e-30))
+    far, largest = (torch.linalg.vector_norm(x, torch.inf) for x in (one - other, other))
+    return float(far) / max(float(largest), 1e-30)
+
+
+def _factor(one: Tensor, other: Tensor) -> float:
+    """Return the factor between two tensors, as near as there is one."""
+    return float((one * other).sum() / one.square().sum())
 
 
 def _require(model: TransformerBridge, ours: Tensor, theirs: Tensor, what: str) -> None:
-    gap = _gap(ours, theirs)
-    if not gap <= TOLERANCE:
-        _refuse(model, f"{what} is not what its weights give", gap)
+    off = gap(ours, theirs)
+    if not off <= TOLERANCE:
+        _refuse(model, f"{what} is not what its weights give", off)
 
 
 def _refuse(
-    model: TransformerBridge, why: str, gap: float | None = None, what: str = "its parts"
+    model: TransformerBridge, why: str, off: float | None = None, what: str = "its parts"
 ) -> NoReturn:
-    size = "" if gap is None else f", off by {gap:.2g} of the largest value"
+    size = "" if off is None else f", off by {off:.2g} of the largest value"
     kind = getattr(model.original_model.config, "model_type", "unknown")
     raise IclError(
         f"This model ({kind}) cannot be measured by {what}: {why}{size}. Its predictions, and "

@@ -17,14 +17,16 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ..errors import IclError
-from ..models import TransformerBridge
+from ..models import TransformerBridge, check_tokens
+from ..models.trace import traced
 from ..tasks.prompts import Prompts, Role
 from .hooks import Hook, at_positions
-from .invariants import check_turns, window
+from .invariants import TOLERANCE, gap, once, window
 from .readout import check_prompts
 
 Keep = Bool[Tensor, "batch pos"]
 States = tuple[Float[Tensor, "rows kv_head mem d_head"], ...]
+MISFIT = "A cut memory does not fit this model: it"
 KeyStates = tuple[Float[Tensor, "rows kv_head mem d_key"], ...]  # in latent attention wider
 
 
@@ -103,7 +105,6 @@ def answer_from_cache(
         )
     place, fed, step = _query(prompts, cache.next_position)
     at = place if offset else torch.where(fed, step, 0)
-    check_turns(model, width, int(at.max()) + 1)
     states, tokens = (cache.keys, cache.values, cache.held), prompts.tokens.gather(1, place)
     with torch.no_grad():
         read = read_with_cache(model, *states, tokens, fed, at, fed.sum(1)[:, None] - 1, hooks)
@@ -128,7 +129,6 @@ def whole_states(model: TransformerBridge, prompts: Prompts) -> tuple[KeyStates,
         of_set[rows] = number
     held, begins = shown.held[of_set], shown.next_position[of_set]
     place, fed, _ = _query(prompts, begins)
-    check_turns(model, shown.read.shape[1], int(place.max()) + 1)
     past = [(k[of_set], v[of_set]) for k, v in zip(shown.keys, shown.values, strict=True)]
     states = keys_values(
         model,
@@ -158,20 +158,42 @@ def keys_values(
 
     Refuses a model without explicit positions, or with a sliding window.
     """
-    network, misfit = model.original_model, "A cut memory does not fit this model: it"
-    if "position_ids" not in inspect.signature(network.forward).parameters:
-        raise IclError(
-            f"{misfit} takes no explicit positions, so nothing can be cut without moving the rest. "
-            "Use one with learned or rotary positions."
-        )
+    check_tokens(model, tokens)
     if window(model) is not None:
-        raise IclError(f"{misfit} attends to a sliding window. Use one with full attention.")
+        raise IclError(f"{MISFIT} attends to a sliding window. Use one with full attention.")
+    _check_positions(model)
+    return _states(model, tokens, hooks, **past)
+
+
+def _states(
+    model: TransformerBridge, tokens: Tensor, hooks: Sequence[Hook] = (), **past: Any
+) -> tuple[KeyStates, States]:
     options: dict[str, Any] = {"use_cache": True, "return_type": "logits_and_cache", **past}
     with torch.no_grad():
         _, cache = model.run_with_hooks(tokens, fwd_hooks=[*hooks], logits_to_keep=1, **options)
     if cache is None:
-        raise IclError(f"{misfit} stores no keys and values. Use one that does, such as GPT-2.")
+        raise IclError(f"{MISFIT} stores no keys and values. Use one that does, such as GPT-2.")
     return tuple(la.keys for la in cache.layers), tuple(la.values for la in cache.layers)
+
+
+@once
+def _check_positions(model: TransformerBridge) -> None:
+    """Refuse a model in which keys in another order, behind one that nothing may look at, give
+    other logits, as under ALiBi (Falcon), where it is their place in the cache that counts."""
+    moved = IclError(
+        f"{MISFIT} takes no explicit positions, so nothing can be cut without moving the rest. "
+        "Use one with learned or rotary positions."
+    )
+    if "position_ids" not in inspect.signature(model.original_model.forward).parameters:
+        raise moved
+    run = traced(model)
+    past, last = run.tokens[:, :2], run.tokens[:, 2:3]
+    keys, values = (tuple(x[:, :, [1, 1, 0]] for x in part) for part in _states(model, past))
+    held, fed = torch.tensor([[False, True, True]], device=last.device), torch.ones_like(last)
+    at, read = torch.full_like(last, 2), torch.zeros_like(last)
+    again = read_with_cache(model, keys, values, held, last, fed.bool(), at, read)
+    if gap(again[:, 0], run.logits[:, 2]) > TOLERANCE:
+        raise moved
 
 
 def read_with_cache(

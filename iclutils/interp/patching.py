@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import IclError
-from ..models import ActivationCache, TransformerBridge, cached, get_act_name
+from ..models import ActivationCache, TransformerBridge, cached, check_tokens, get_act_name
 from ..progress import bar
 from .clean_corrupt import CleanCorrupt
 from .graph import (
@@ -238,6 +238,7 @@ class CleanRun:
     """
 
     def __init__(self, model: TransformerBridge, task: CleanCorrupt) -> None:
+        check_tokens(model, task.clean)  # as a whole, before it is cut
         self.model, self.graph, self.reach = model, model_graph(model), int(task.at.max()) + 1
         clean, corrupt = task.clean[:, : self.reach], task.corrupt[:, : self.reach]
         self.task = replace(task, clean=clean, corrupt=corrupt)

@@ -18,7 +18,6 @@ from ..models import TransformerBridge, check_tokens, logits
 from ..progress import bar
 from ..tasks.prompts import Prompts
 from .hooks import Hook, logits_at
-from .invariants import check_turns
 
 
 def check_prompts(model: TransformerBridge, prompts: Prompts) -> None:
@@ -26,7 +25,6 @@ def check_prompts(model: TransformerBridge, prompts: Prompts) -> None:
     if not len(prompts):
         raise IclError("There are no prompts: give at least one.")
     check_tokens(model, prompts.tokens)
-    check_turns(model, int(prompts.target.min()) + 1, prompts.tokens.shape[1])
     low, high = int(prompts.label_words.min()), int(prompts.label_words.max())
     if not 0 <= low <= high < model.cfg.d_vocab:
         raise IclError(

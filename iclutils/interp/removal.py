@@ -62,6 +62,11 @@ def head_means(
 ) -> Float[Tensor, "layer head d_head"]:
     """Return the mean output of every head over all positions of some prompts of one length."""
     z = _outputs(model, tokens)
+    if len(sizes := {each.shape[-1] for each in z.values()}) > 1:
+        raise IclError(
+            f"The heads of this model write {' or '.join(map(str, sorted(sizes)))} numbers, by "
+            "layer, so that their means are no one table: replace them by zeros or outputs_on."
+        )
     return torch.stack([z[layer].mean((0, 1)) for layer in sorted(z)])
 
 
@@ -80,6 +85,7 @@ def outputs_on(
     return Replacement(f"what it writes on {what}", _outputs(model, tokens))
 
 
+@torch.enable_grad()
 def least_harm(
     model: TransformerBridge,
     cases: Sequence[tuple[CleanCorrupt, Sequence[Head]]],

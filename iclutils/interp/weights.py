@@ -43,7 +43,8 @@ def composition_scores(
     W_K, are those of a key ``distance`` tokens before the query, or left out. Subtract
     ``composition_baseline`` before calling a value large.
     """
-    if kind != "V" and hasattr(model.blocks[0].attn, "q_norm"):
+    normed = any(hasattr(x.attn, part) for x in model.blocks for part in ("q_norm", "qk_norm"))
+    if kind != "V" and normed:
         raise IclError(
             f"{kind}-composition cannot be read from this model's weights: its heads norm their "
             "queries and keys, so that no one matrix makes the scores. V-composition can."

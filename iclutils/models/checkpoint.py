@@ -251,6 +251,15 @@ def bos(folder: Path, vocab: int, tokenizer: PreTrainedTokenizerBase | None) -> 
     return first if isinstance(first, int) and 0 <= first < vocab else None
 
 
+def turned_alike(config: PretrainedConfig, limit: int) -> int:
+    """Return up to how many tokens, of ``limit``, a text has the same rotary positions. LongRoPE
+    (Phi-3) has others beyond: the longest text of a batch would turn the others, too."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(one for one in rope.values() if isinstance(one, dict))]  # or one by layer type
+    long = [one for one in kinds if one.get("rope_type") == "longrope"]
+    return min([limit, *(one.get("original_max_position_embeddings") or limit for one in long)])
+
+
 def first_line(error: Exception) -> str:
     """Return the first line of an error of another library, without its full stop, or its type."""
     line = str(error).strip().split("\n")[0] or type(error).__name__

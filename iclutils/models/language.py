@@ -148,6 +148,7 @@ def load(
     bridge.eval().requires_grad_(False)
     _fuse_norms(bridge)
     bridge.cfg.bos_token_id = first
+    bridge.cfg.n_ctx = checkpoint.turned_alike(network.config, bridge.cfg.n_ctx)
     if words is not None:
         _give_words(bridge, words)
     elif tokenizer is None and not zoo.has(name):
@@ -229,6 +230,11 @@ def _examine(bridge: TransformerBridge, name: str, tokens: Tensor, expected: Ten
         raise IclError(
             f"{name!r} does not expose what each of its heads writes, so this package cannot look "
             "into it. Use a model whose heads have queries, keys and values, such as GPT-2."
+        )
+    if len(counts := {x.shape[-2] for part, x in seen.items() if part.endswith("hook_z")}) > 1:
+        raise IclError(
+            f"The layers of {name!r} have {' or '.join(map(str, sorted(counts)))} heads, and the "
+            "measures of this package need as many in each. Use a model such as GPT-2 or Llama."
         )
     if (layers := sum(name.endswith("hook_pattern") for name in seen)) < bridge.cfg.n_layers:
         raise IclError(
@@ -453,8 +459,10 @@ def check_tokens(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> 
     """Refuse token ids the model cannot read."""
     length, limit = tokens.shape[1], model.cfg.n_ctx
     if length > limit:
+        more = limit < (getattr(model.original_model.config, "max_position_embeddings", 0) or 0)
+        why = ", since it has other rotary positions in longer texts (LongRoPE)" if more else ""
         raise IclError(
-            f"The sequence has {length} tokens and the model reads at most {limit}: "
+            f"The sequence has {length} tokens and the model reads at most {limit}{why}: "
             "use shorter segments or a model with a longer context."
         )
     if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < model.cfg.d_vocab:

@@ -39,13 +39,13 @@ class Trace:
     twice: list[str]  # points that something passed more than once
     tuples: bool  # a block hands on a tuple, or a list (GPT-1), with the stream in it
 
-    def behind(self, name: str) -> set[str]:
-        """Return the points at which a change reaches this one."""
+    def behind(self, name: str, start: str = "") -> set[str]:
+        """Return the points at which a change reaches this one, none before ``start``."""
         todo, met = [name], set[str]()
         while todo:
             new = self.sources.get(todo.pop(), set()) - met
             met |= new
-            todo += new
+            todo += new - {start}
         return met
 
 

@@ -89,6 +89,7 @@ def test_a_mean_over_one_token_is_the_output_there_and_own_outputs_change_nothin
     close(by_own.margin[0], by_own.margin[1])
 
 
+@torch.no_grad()  # of whoever calls it
 def test_the_constant_that_hurts_least_hurts_less_than_the_mean(case):
     model, cases = case.model, [(task(0), HEADS[1:]), (task(5), HEADS[2:])]
     start = removal.mean_over([removal.head_means(model, x.clean) for x, _ in cases], "all")

@@ -84,6 +84,12 @@ def gate(block, below, of=None):
     return lambda x: mlp.hook_out(mlp.original_component(mlp.hook_in(x)) + 0 * passed[-1])
 
 
+def beside(block, below):
+    mlp, passed = block.mlp, []
+    block.ln1.register_forward_pre_hook(lambda part, args: passed.append(args[0]))
+    return lambda x: mlp.hook_out(mlp.original_component(mlp.hook_in(x)) + 0 * passed[-1])
+
+
 def past(block, below):
     return gate(block, below, below.attn.q)
 
@@ -93,6 +99,7 @@ FAULTS = {
     never: r"it has no blocks\.1\.mlp\.hook_in",
     twice: r"a run passes blocks\.1\.mlp\.hook_in twice",
     gate: r"in layer 1 heads read more of the stream than queries, keys and values do \(a gate",
+    beside: "in layer 1 something beside the MLP reads the stream .experts",
     past: r"blocks\.1\.hook_mlp_out reads blocks\.0\.attn\.hook_in, past what",
 }
 

@@ -92,6 +92,7 @@ STATES = {
     "an option ignored": (case("GPT-2, unscaled attention"), r"another network.* [\d.]+ nats away"),
     "an encoder's output": (case("GPT-2, cross-attention"), "cannot run with these options"),
     "norms afterwards": (case("OPT, post-norm"), "cannot run with these options"),
+    "heads by layer": (case("Laguna, heads by layer"), "layers of '.*' have 2 or 4 heads"),
     "keys in one matrix": (case("Phi-3, grouped"), "4 heads share keys and values .2 in all."),
     "a kind unknown": (case("Helium"), r"architecture \(helium\), or .* from config\)\.$"),
     "a cache lost": (case("Bamba, full"), "do not fit here. .* have them, use another"),

@@ -7,12 +7,24 @@ import pytest
 import torch
 from random_layers import seeded
 from tiny import save_grouped, tokens
+from torch.nn.functional import pad
 
 from iclutils import IclError, models
 from iclutils.chapters.label_anchors import confusion, saliency
-from iclutils.interp import at_query, hooks, kv_cache, readout, weights
+from iclutils.interp import (
+    at_query,
+    attribution,
+    clean_corrupt,
+    hooks,
+    kv_cache,
+    patching,
+    readout,
+    removal,
+    weights,
+)
 from iclutils.models import regressors
 from iclutils.tasks import topics
+from iclutils.tasks.prompts import Role
 from tools.architectures import save
 
 small = partial(models.load, "induction-0")
@@ -59,7 +71,6 @@ WINDOW = {"sliding_window": 8, "vocab_size": topics.VOCAB, "max_position_embeddi
 LATENT = "DeepSeek-V3, dense"  # keys and values of all heads come out of few numbers
 ASKED = topics.sample(1, seeded(0), classes=2)
 ASKED = replace(ASKED, tokens=ASKED.tokens % 59, label_words=ASKED.label_words % 59)
-MIXED = replace(ASKED, target=torch.tensor([11]))
 TOKENS = torch.randint(1, 59, (2, 11), generator=seeded(0))
 
 
@@ -70,16 +81,6 @@ TOKENS = torch.randint(1, 59, (2, 11), generator=seeded(0))
         ("BLOOM", lambda m: weights.qk_matching(m, (0, 0), (1, 0)), "^QK matching .* rotary"),
         ("BLOOM", lambda m: weights.composition_scores(m, "K", 1), "composition at a distance"),
         ("BLOOM", lambda m: kv_cache.keys_values(m, TOKENS), "A cut memory .* no explicit posi"),
-        (
-            "Llama, LongRoPE",  # its keys are turned for 22 tokens, and the query for 4
-            lambda m: at_query.read(m, TOKENS.repeat(1, 2), torch.tensor([3, 3])),
-            "in texts of more than 16 tokens, .*4 and 22 tokens",
-        ),
-        (
-            "Llama, LongRoPE",  # the longest prompt of a batch turns the others
-            lambda m: readout.target_logits(m, MIXED),
-            "in texts of more than 16 tokens, .*12 and 23 tokens",
-        ),
         ("BLOOM", lambda m: weights.qk_matching(m, (0, 0), (2, 0)), "There is no head 2.0"),
         (
             LATENT,
@@ -102,6 +103,13 @@ TOKENS = torch.randint(1, 59, (2, 11), generator=seeded(0))
             "^Saliency .* see 8 tokens at once, and the prompts have",
         ),
         ("Qwen-3", lambda m: weights.composition_scores(m, "K"), "^K-composition .* norm their qu"),
+        ("Llama-4", lambda m: weights.composition_scores(m, "K"), "^K-composition .* norm their q"),
+        ("Falcon, ALiBi", lambda m: kv_cache.keys_values(m, TOKENS), "no explicit positions, so"),
+        (
+            "Gemma-4, wide global heads",
+            lambda m: removal.head_means(m, TOKENS),
+            "heads of this model write 8 or 16 numbers, by layer",
+        ),
     ],
 )
 def test_a_lens_names_itself_and_the_reason(tmp_path, network, lens, message):
@@ -109,3 +117,30 @@ def test_a_lens_names_itself_and_the_reason(tmp_path, network, lens, message):
     model = models.load(tmp_path, tokenizer="numbers")
     with pytest.raises(IclError, match=message):
         lens(model)
+
+
+LONG = TOKENS.repeat(1, 3)  # 33
+LONG_TASK = clean_corrupt.CleanCorrupt(LONG, LONG.flip(1), torch.full((2, 1), 9), LONG[:, 9:10])
+LONG_PROMPTS = replace(  # the longest prompt of a batch would turn the others
+    ASKED, tokens=pad(ASKED.tokens, (0, 12)), roles=pad(ASKED.roles, (0, 12), value=Role.QUERY)
+)
+DOORS = {
+    "predictions": lambda m: readout.predictions(m, LONG),
+    "a query": lambda m: at_query.read(m, LONG, torch.tensor([3, 3])),
+    "a batch": lambda m: readout.target_logits(m, LONG_PROMPTS),
+    "a memory": lambda m: kv_cache.keys_values(m, LONG),
+    "the text up to what is scored": lambda m: patching.ablate(m, LONG_TASK, [[]]),
+    "its slopes": lambda m: attribution.node_attribution(m, LONG_TASK),
+    "saliency": lambda m: saliency.saliency(m, LONG_PROMPTS),
+    "heads removed": lambda m: removal.outputs_on(m, LONG, ""),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_text_in_which_longrope_would_turn_the_others_is_refused(door, tmp_path):
+    """It has other rotary positions in texts of more than 32 tokens, though it reads 64."""
+    save("Llama, LongRoPE", tmp_path)
+    model = models.load(tmp_path, tokenizer="numbers")
+    assert model.cfg.n_ctx == 32
+    with pytest.raises(IclError, match=r"3\d tokens and .* at most 32, since .* \(LongRoPE\)"):
+        DOORS[door](model)
