@@ -69,7 +69,8 @@ def refuse(folder: Path, name: str) -> None:
             f"{name!r} has an encoder beside its decoder, as T5 and BART have. Use a model that is "
             "a decoder alone, such as GPT-2."
         )
-    if method := (config.get("quantization_config") or {}).get("quant_method"):
+    if quantised := config.get("quantization_config"):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
         raise IclError(f"The weights of {name!r} are quantised ({method}): save it dequantised.")
 
 
@@ -81,7 +82,8 @@ def weights(folder: Path) -> list[Path]:
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.is_file() or not index.is_file():
         return [whole]
-    shards = sorted(set(read_json(index).get("weight_map", {}).values()))
+    places = read_json(index).get("weight_map")
+    shards = sorted({*places.values()}) if isinstance(places, dict) else []
     return [folder / shard for shard in shards] or [whole]
 
 

@@ -66,6 +66,11 @@ def without_shards(folder):
     (folder / "model.safetensors.index.json").write_text('{"metadata": {}}')
 
 
+def without_a_map(folder):
+    without_shards(folder)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": ["model.safetensors"]}')
+
+
 ADAPTER = write("adapter_config.json", '{"base_model_name_or_path": "a/b", "peft_type": "LORA"}')
 STATES = {
     "empty": (lambda f: shutil.rmtree(f) or f.mkdir(), "has no config.json"),
@@ -78,6 +83,7 @@ STATES = {
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors. Copy it"),
     "a shard less": (without_a_shard, r"no model-00002-of-\d+.safetensors. Copy it whole"),
     "an index of nothing": (without_shards, "no model.safetensors. Copy it whole"),
+    "an index that is none": (without_a_map, "no model.safetensors. Copy it whole"),
     "no settings": (write("config.json", "[]"), r"config.json is not valid .* no object\). Mend"),
     "half a file": (cut, "could not be loaded"),
     "changed": (changed, "does not match its recorded SHA-256"),
@@ -85,6 +91,8 @@ STATES = {
     "an adapter": (ADAPTER, r"adapter of 'a/b'.*Merge it first.*merge_and_unload\(\)"),
     "broken words": (write("tokenizer.json", "{broken"), "The tokenizer .* cannot be read"),
     "quantised": (config(quantization_config={"quant_method": "gptq"}), r"are quantised \(gptq\)"),
+    "quantised somehow": (config(quantization_config="4 bits"), r"are quantised \(4 bits\): save"),
+    "quantised at loading": (config(quantization_config={"load_in_4bit": True}), "quantised .None"),
     "another kind": (config(model_type="t5"), "type 't5', which is no causal language model"),
     "an encoder": (config(model_type="bart", is_encoder_decoder=True), "has an encoder beside"),
     "both directions": (save_bert, "reads in both directions, as BERT does"),

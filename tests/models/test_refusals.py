@@ -10,6 +10,7 @@ from tiny import save_grouped, tokens
 from torch.nn.functional import pad
 
 from iclutils import IclError, models
+from iclutils.chapters.attention_circuits import stability
 from iclutils.chapters.label_anchors import confusion, saliency
 from iclutils.interp import (
     at_query,
@@ -109,6 +110,11 @@ TOKENS = torch.randint(1, 59, (2, 11), generator=seeded(0))
             "Gemma-4, wide global heads",
             lambda m: removal.head_means(m, TOKENS),
             "heads of this model write 8 or 16 numbers, by layer",
+        ),
+        (
+            "Gemma-4, wide global heads",
+            lambda m: stability.head_outputs(m, TOKENS),
+            "cannot be measured by its parts",
         ),
     ],
 )

@@ -38,11 +38,11 @@ def head_outputs(
 ) -> Float[Tensor, "layer head sample d_model"]:
     """Return what every head adds to the residual stream at all positions but the first, for
     ``cka``; a norm that stands between (Gemma-2) keeps the scale of the run."""
-    names = [get_act_name("z", layer) for layer in range(model.cfg.n_layers)]
+    every, names = blocks(model), [get_act_name("z", i) for i in range(model.cfg.n_layers)]
     _, cache = cached(model, tokens, names)
     z = [cache[name][:, 1:].flatten(0, 1) for name in names]  # (sample, head, d_head)
     written = torch.stack([each.transpose(0, 1) for each in z]) @ model.W_O
-    parts = zip(blocks(model), z, written, strict=True)
+    parts = zip(every, z, written, strict=True)
     return torch.stack([block.share(each, own) for block, each, own in parts])
 
 
