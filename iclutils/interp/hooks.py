@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -28,6 +30,7 @@ How = Literal["zero", "mean", "resample"]
 Hook = tuple[str, Callable[..., Tensor]]
 Tokens = Int[Tensor, "batch pos"]
 Other = Int[Tensor, "other_batch other_pos"]  # must match; a mismatch is refused with a cure
+ROWS = 1024  # rows of d_model (batch x pos) in a pass of ``run_without``
 CUT = -10_000.0  # score of an edge that is cut; its exponential is 0 in float32
 
 
@@ -86,6 +89,68 @@ def logits_under(
     last = [] if at is None else [at_positions(at)]
     for layer, hooks in zip(firsts, ways, strict=True):
         yield run_from(model, layer, tokens, seen[names[layer]], [*hooks, *last])[0]
+
+
+def run_without(
+    model: TransformerBridge,
+    tokens: Tokens,
+    ways: Sequence[tuple[Mapping[int, Tensor], Mapping[int, Tensor]]],
+    at: Int[Tensor, "batch entry"],
+    read: Callable[[Tensor, Tensor], Tensor],
+) -> Float[Tensor, "*measure way batch"]:
+    """Run ``tokens`` without heads in many ways at once, and read the logits at positions ``at``.
+
+    A way is a pair: which heads (``head_masks``), and what stands there by layer (as in
+    ``put_heads``). ``read`` makes a measure (..., row) of logits (row, entry, vocab) and of these
+    rows' numbers in the batch. Rows that have lost the same so far go through a layer as one.
+    """
+    batch, layers, device = len(tokens), model.cfg.n_layers, tokens.device
+    row = torch.arange(batch, device=device).repeat(len(ways))  # (way x batch)
+    values = list({id(new): new for _, new in ways}.values())
+    source = [next(i for i, x in enumerate(values) if x is new) for _, new in ways]
+    new_of = torch.tensor(source, device=device).repeat_interleave(batch)
+    by_row = any(x.ndim == 4 and len(x) > 1 for new in values for x in new.values())
+    if by_row:
+        found, state = tokens, row
+    else:
+        found, which = torch.cat([tokens, at], 1).unique(dim=0, return_inverse=True)
+        found, state = found[:, : tokens.shape[1]], which[row]
+    stream, _ = run_with_hooks(model, found, [], (), 0)
+    none = torch.zeros(1, 1, model.cfg.n_heads, 1, dtype=torch.bool)
+    size, order = max(1, ROWS // tokens.shape[1]), []
+
+    def put(
+        z: Tensor, hook: object, layer: int, lost: Tensor, kind: Tensor, rows: Tensor
+    ) -> Tensor:
+        for i in set(kind.tolist()) - {-1}:
+            new = values[i][layer]
+            new = new[rows] if new.ndim == 4 and len(new) > 1 else new
+            z = torch.where((lost & (kind == i)[:, None])[:, None, :, None], new, z)
+        return z
+
+    starts = sorted({0, *(layer for masks, _ in ways for layer in masks)})
+    for first, end in pairwise([*starts, layers]):
+        marks = [masks.get(first, none).expand(batch, -1, -1, -1) for masks, _ in ways]
+        lost = torch.cat(marks).to(device)[:, 0, :, 0]  # (way x batch, head)
+        kind = new_of.masked_fill(~lost.any(1), -1)
+        past = torch.cat([state[:, None], kind[:, None], lost.long()], 1)
+        before, (states, state) = state, past.unique(dim=0, return_inverse=True)
+        one = state.new_empty(len(states)).scatter_(0, state, torch.arange(len(row), device=device))
+        after = []
+        for number, some in enumerate(one.split(size)):
+            rows, start = row[some], stream[before[some]]
+            edit = partial(put, layer=first, lost=lost[some], kind=kind[some], rows=rows)
+            hooks: list[Hook] = [(get_act_name("z", first), edit)]
+            if end < layers:
+                after.append(run_from(model, first, tokens[rows], start, hooks, (), end)[0])
+                continue
+            hooks.append(at_positions(at[rows]))
+            logits, _ = run_from(model, first, tokens[rows], start, hooks)
+            mine = (state // size == number).nonzero()[:, 0]
+            after.append(read(logits[state[mine] - number * size], row[mine]))
+            order.append(mine)
+        stream = torch.cat(after, 0 if end < layers else -1)
+    return stream[..., torch.cat(order).argsort()].unflatten(-1, (len(ways), batch))
 
 
 def _layers(names: Iterable[str]) -> list[int]:

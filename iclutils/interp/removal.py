@@ -28,7 +28,7 @@ from ..errors import IclError
 from ..models import TransformerBridge, get_act_name
 from .clean_corrupt import CleanCorrupt
 from .head_scores import same_layers
-from .hooks import Head, Heads, activations, at_positions, head_masks, logits_under, put_heads
+from .hooks import Head, Heads, activations, at_positions, head_masks, put_heads, run_without
 from .invariants import skip_layers
 
 DRAWS = 20  # of other heads of the same layers, dealt over the prompts
@@ -98,12 +98,21 @@ def least_harm(
     values = torch.stack([start.by_layer[layer] for layer in range(model.cfg.n_layers)]).clone()
     values.requires_grad_()  # (layer, head, d_head)
     descent = torch.optim.Adam([values], lr=0.03)
+    lowest = [min(layer for layer, _ in heads) for _, heads in cases]
+    streams = [
+        activations(model, task.clean, [get_act_name("resid_pre", layer)]).popitem()[1]
+        for (task, _), layer in zip(cases, lowest, strict=True)
+    ]  # below them nothing changes
+    lowest = [min(layer for layer, _ in heads) for _, heads in cases]
+    streams = [  # what the lowest layer reads, which no constant changes
+        activations(model, task.clean, [get_act_name("resid_pre", layer)]).popitem()[1]
+        for (task, _), layer in zip(cases, lowest, strict=True)
+    ]
     for step in range(steps):
-        task, heads = cases[step % len(cases)]
+        case = step % len(cases)
+        task, heads = cases[case]
         hooks = put_heads(head_masks(model, heads, len(task)), dict(enumerate(values)))
-        layer = min(layer for layer, _ in heads)
-        (below,) = activations(model, task.clean, [get_act_name("resid_pre", layer)]).values()
-        with skip_layers(model, layer, below):
+        with skip_layers(model, lowest[case], streams[case]):
             every: list[Any] = [*hooks, at_positions(task.at)]
             logits = model.run_with_hooks(task.clean, fwd_hooks=every)[:, 0]
         loss = -logits.log_softmax(-1).gather(-1, task.answer).mean()
@@ -118,22 +127,27 @@ def without(
     model: TransformerBridge,
     task: CleanCorrupt,
     sets: Sequence[Heads],
-    replacement: Replacement,
+    replacement: Replacement | Sequence[Replacement],
 ) -> Outcome:
     """Return what is left of the answer on the clean sequences without each set of heads.
 
     A set is a list of (layer, head), or one such list for each row of the task, as
     ``controls_by_row`` draws them: twenty controls then cost what one costs. Every head of a set
-    loses its output at every position, and ``replacement`` stands there. The answer is that of the
-    task's first scored entry; its rivals are the task's ``choices``, without which this refuses the
-    task, as it does heads that the model lacks. Layers below the first head of a set run once for
-    all sets. For nats lost, MLP layers or several entries, see ``patching.ablate``.
+    loses its output at every position, and ``replacement`` stands there, or the one of its set. The
+    answer is that of the task's first scored entry; its rivals are the task's ``choices``, without
+    which this refuses the task, as it does heads that the model lacks. All sets are run together
+    (``hooks.run_without``). For nats lost, MLP layers or several entries, see ``patching.ablate``.
     """
-    masks = [head_masks(model, heads, len(task)) for heads in sets]
-    ways = [put_heads(each, replacement.by_layer) for each in masks]
-    logits = logits_under(model, task.clean, ways, task.at)
-    left = [outcome(task, each[:, 0]) for each in logits]
-    return Outcome(*map(torch.stack, zip(*left, strict=True)))
+    new = [replacement] * len(sets) if isinstance(replacement, Replacement) else replacement
+    ways = [
+        (head_masks(model, heads, len(task)), each.by_layer)
+        for heads, each in zip(sets, new, strict=True)
+    ]
+
+    def read(logits: Tensor, rows: Tensor) -> Tensor:
+        return torch.stack(outcome(task[rows], logits[:, 0]))
+
+    return Outcome(*run_without(model, task.clean, ways, task.at, read))
 
 
 def outcome(task: CleanCorrupt, logits: Float[Tensor, "batch vocab"]) -> Outcome:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -130,11 +131,17 @@ def removals(
     heads = {k: [divmod(i, width) for i in sorted(some)] for k, some in sets.items()}
     ways = {ZERO: removal.zeros(model), **constants}
     ways[RIVAL] = removal.outputs_on(model, task.corrupt, RIVALS)
-    left = {}
+    groups: dict[str, list[Any]] = {}
     for way in COMPARED:
-        groups = {k: heads[k] for k in sets_of(way, sets)}
-        left[way] = beside(model, task, groups, others if way in CONTROLLED else {}, ways[way])
-    return left
+        names = sets_of(way, sets)
+        groups[way] = [heads[k] for k in names] + [others[k] for k in names if way in CONTROLLED]
+    new = [ways[way] for way, some in groups.items() for _ in some]
+    flat = removal.without(model, task, [*chain(*groups.values())], new)
+    parts = zip(*(x.cpu().split([*map(len, groups.values())]) for x in flat), strict=True)
+    return {
+        way: Outcome(*(x.unflatten(0, (-1, len(sets_of(way, sets)))) for x in part))
+        for way, part in zip(groups, parts, strict=True)
+    }
 
 
 def beside(
