@@ -21,11 +21,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from iclutils.chapters.contrastive_kernel.dual import dual_form
 from iclutils.chapters.label_anchors.saliency import saliency
 from iclutils.chapters.ridge_ols.algorithms import ridge
-from iclutils.interp import invariants, patching
+from iclutils.interp import invariants, patching, removal
 from iclutils.interp.attribution import direct_logits, edge_attribution
 from iclutils.interp.clean_corrupt import CleanCorrupt, copying
 from iclutils.interp.graph import all_heads
-from iclutils.interp.hooks import run_with_hooks
+from iclutils.interp.hooks import head_masks, logits_at, put_heads, run_with_hooks
 from iclutils.interp.readout import log_prob
 from iclutils.models import get_act_name, load, logits
 from iclutils.models.trace import trace, traced
@@ -100,6 +100,29 @@ def heads():
         return patching.ablate(model, task, [[node] for node in all_heads(model)], "zero")[:, 0]
 
     compare("each head removed", swept, hooked, 1e-5)
+
+
+def sets_of_heads():
+    """Remove sets of heads of a GPT-2 and controls for each prompt, all together, and in a pass of
+    their own."""
+    model, draw = six_layers(), torch.Generator().manual_seed(0)
+    tokens = torch.randint(50_000, (24, 20), generator=draw)
+    at, answer = torch.full((24, 1), 19), torch.randint(50_000, (24, 2), generator=draw)
+    task = CleanCorrupt(tokens, tokens, at, answer[:, :1], choices=answer)
+    sets = [[(layer, head) for head in range(4)] for layer in range(2, 6)]
+    sets += [removal.controls_by_row(each, 12, 24, draw) for each in sets]
+    mean = removal.mean_over([removal.head_means(model, tokens[:4])], "four prompts")
+
+    def alone():
+        masks = [head_masks(model, heads, 24) for heads in sets]
+        hooks = [put_heads(each, mean.by_layer) for each in masks]
+        logits = [logits_at(model, tokens, at, each)[:, 0] for each in hooks]
+        return torch.stack([removal.outcome(task, each).margin for each in logits])
+
+    def together():
+        return removal.without(model, task, sets, mean).margin
+
+    compare("sets of heads removed", together, alone, 1e-4)
 
 
 def label_words():
@@ -194,7 +217,9 @@ def asked():
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    known = {each.__name__: each for each in (prefixes, heads, label_words, dual, asked)}
+    known = {
+        each.__name__: each for each in (prefixes, heads, sets_of_heads, label_words, dual, asked)
+    }
     if unknown := [name for name in sys.argv[1:] if name not in known]:
         sys.exit(f"{__doc__}\nThere is no benchmark {unknown[0]!r}, only {', '.join(known)}.")
     for name in sys.argv[1:] or known:
