@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from joblib import Memory
@@ -99,15 +100,22 @@ class _Hasher(NumpyHasher):
         super().save(value)
 
 
+_DIGESTS: WeakKeyDictionary[nn.Module, tuple[Any, str]] = WeakKeyDictionary()
+
+
 def _weights(model: nn.Module) -> tuple[Any, ...]:
-    """Return what tells a model from another: its sizes and weights."""
+    """Return what tells a model from another: its sizes and weights, whose hash is known as long as
+    these are where they were, unchanged as torch counts changes, and of the same sums."""
     points = getattr(model, "hook_dict", {}).values()
     if any(point.fwd_hooks or point.bwd_hooks for point in points):
         raise IclError("A model with hooks is not cached: set them inside the function.")
     settings = vars(getattr(model, "cfg", model)) or {}
     plain = {k: v for k, v in settings.items() if isinstance(v, int | float | str | bool)}
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-    return "model", type(model).__name__, plain, tensors
+    now = [(name, x.data_ptr(), x._version, float(x.sum())) for name, x in tensors.items()]
+    if model not in _DIGESTS or _DIGESTS[model][0] != now:
+        _DIGESTS[model] = now, _Hasher().hash(tensors)
+    return "model", type(model).__name__, plain, _DIGESTS[model][1]
 
 
 def _code(function: FunctionType) -> tuple[Any, ...]:
