@@ -11,13 +11,14 @@ Hanna et al. 2024 (averaged); Elhage et al. 2021 (direct).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from ..errors import IclError
-from ..models import TransformerBridge, cached, check_tokens, get_act_name
+from ..models import TransformerBridge, check_tokens, get_act_name
 from ..progress import bar
 from .clean_corrupt import CleanCorrupt
 from .graph import (
@@ -30,7 +31,7 @@ from .graph import (
     output_hook,
     shift_inputs,
 )
-from .hooks import Hook, at_positions
+from .hooks import Hook, activations, at_positions
 from .invariants import blocks, logit_direction
 
 ROWS = 16_384  # rows of d_model held at once: (sequence, reader, position)
@@ -54,7 +55,7 @@ def edge_attribution(
     chunks = torch.arange(len(task)).split(max(1, ROWS // (size * len(graph.readers))))
     for rows in bar(chunks, "sequences"):
         part = task[rows]
-        (_, clean), (_, corrupt) = (cached(model, x, names) for x in (part.clean, part.corrupt))
+        clean, corrupt = (activations(model, x, names) for x in (part.clean, part.corrupt))
         lost = -torch.stack([change_of_writes(model, clean, corrupt, [u]) for u in graph.writers])
         begin = output_hook(graph.writers[0])
         for step in range(1, steps + 1):
@@ -117,15 +118,18 @@ def node_attribution(
     check_tokens(model, task.clean)
     embed, *nodes = model_graph(model).writers
     begin, names = output_hook(embed), list(dict.fromkeys(map(output_hook, nodes)))
-    (_, clean), (_, corrupt) = (
-        cached(model, tokens, [begin, *names]) for tokens in (task.clean, task.corrupt)
-    )
-    leaves = [torch.zeros_like(clean[name], requires_grad=True) for name in names]
+    corrupt = activations(model, task.corrupt, [begin, *names])
+    clean = activations(model, task.clean, [begin])  # the others are those of the last step
+    leaves = [torch.zeros_like(corrupt[name], requires_grad=True) for name in names]
+
+    def add(value: Tensor, hook: object, name: str, leaf: Tensor) -> Tensor:
+        clean[name] = value.detach()
+        return value + leaf
+
     hooks: list[Hook] = [
-        (name, lambda value, hook, leaf=leaf: value + leaf)
-        for name, leaf in zip(names, leaves, strict=True)
+        (name, partial(add, name=name, leaf=leaf)) for name, leaf in zip(names, leaves, strict=True)
     ]
-    slopes = {name: torch.zeros_like(clean[name]) for name in names}
+    slopes = {name: torch.zeros_like(leaf) for name, leaf in zip(names, leaves, strict=True)}
     for step in range(1, steps + 1):
         embedding = torch.lerp(corrupt[begin], clean[begin], step / steps)
         gradients = _gradients(model, task, embedding, hooks, leaves)
@@ -141,7 +145,7 @@ def direct_logits(model: TransformerBridge, task: CleanCorrupt) -> Float[Tensor,
     et al. 2021, Wang et al. 2022). Biases are left out; norms keep the scale of the run."""
     blocks(model)  # or a refusal: some architectures lack what is read here
     writers, end = model_graph(model).writers, get_act_name("resid_post", model.cfg.n_layers - 1)
-    _, cache = cached(model, task.clean, {*map(output_hook, writers), end})
+    cache = activations(model, task.clean, {*map(output_hook, writers), end})
     rows = torch.arange(len(task), device=task.clean.device)[:, None]
     reads = answer_direction(model, task, cache[end][rows, task.at])  # (batch, entry, d_model)
     writes = (component_output(model, cache, u)[rows, task.at] for u in writers)

@@ -14,7 +14,7 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
-from ..models import TransformerBridge, cached
+from ..models import TransformerBridge
 from ..progress import bar
 from .clean_corrupt import CleanCorrupt, scored_logits, share
 from .graph import (
@@ -26,7 +26,7 @@ from .graph import (
     output_hook,
     shift_inputs,
 )
-from .hooks import Hook
+from .hooks import Hook, activations
 from .invariants import blocks
 
 ROWS = 16_384  # rows of d_model held at once: (circuit, sequence, writer, position)
@@ -49,7 +49,7 @@ def scores(
     with bar(what="circuits", total=count) as progress:
         for rows in sequences:
             part = task[rows]
-            _, cache = cached(model, part.corrupt, {*map(output_hook, graph.writers)})
+            cache = activations(model, part.corrupt, {*map(output_hook, graph.writers)})
             writes = [_writes(model, u, cache[output_hook(u)]) for u in _by_hook(graph)]
             corrupt = torch.cat(writes, 1)  # (batch, writer, pos, d_model)
             for some in parts:

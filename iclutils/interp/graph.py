@@ -19,8 +19,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..errors import IclError, unknown
-from ..models import ActivationCache, TransformerBridge, cached, get_act_name
-from .hooks import Hook
+from ..models import ActivationCache, TransformerBridge, get_act_name
+from .hooks import Hook, activations
 from .invariants import END, blocks, check_channels
 
 CHANNELS = ("q", "k", "v")
@@ -158,7 +158,7 @@ def component_outputs(
 ) -> dict[Node, Float[Tensor, "batch pos d_model"]]:
     """Return what each of ``writers`` adds to the residual stream on ``tokens``."""
     writers = list(writers)
-    _, cache = cached(model, tokens, {output_hook(w) for w in writers})
+    cache = activations(model, tokens, {output_hook(w) for w in writers})
     return {w: component_output(model, cache, w) for w in writers}
 
 

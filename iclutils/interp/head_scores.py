@@ -17,7 +17,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from ..errors import IclError
-from ..models import TransformerBridge, cached, get_act_name
+from ..models import TransformerBridge, get_act_name
+from .hooks import activations
 
 Pattern = Float[Tensor, "*lead dest src"]
 Score = Float[Tensor, "*lead"]
@@ -221,7 +222,7 @@ def attention_patterns(
 ) -> list[Float[Tensor, "batch head dest src"]]:
     """Return attention patterns of every layer."""
     names = [get_act_name("pattern", layer) for layer in range(model.cfg.n_layers)]
-    _, cache = cached(model, tokens, names)
+    cache = activations(model, tokens, names)
     return [cache[name] for name in names]
 
 

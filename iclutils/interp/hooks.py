@@ -11,7 +11,7 @@ Here are the hooks, for a forward pass of your own. What a removal costs a task,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
@@ -304,15 +304,17 @@ def replacements(
 
 
 def activations(
-    model: TransformerBridge, tokens: Tokens, names: Sequence[str]
+    model: TransformerBridge, tokens: Tokens, names: Collection[str]
 ) -> dict[str, Tensor]:
-    """Read the named activations in a run that goes no further than they are, and in which equal
-    rows are one."""
+    """Read the named activations of blocks in a run that goes no further than they are, unembeds
+    one place at most, and in which equal rows are one. With logits: ``models.cached``."""
     if not names:
         return {}
     stop = _layers(names)[1] + 1
     rows, which = tokens.unique(dim=0, return_inverse=True)
-    if len(rows) == len(tokens):
-        return run_with_hooks(model, tokens, [], names, stop)[1]
-    seen = run_with_hooks(model, rows, [], names, stop)[1]
+    rows = tokens if len(rows) == len(tokens) else rows
+    first = at_positions(torch.zeros_like(rows[:, :1]))
+    seen = run_with_hooks(model, rows, [first], names, stop)[1]
+    if rows is tokens:
+        return seen
     return {name: value[which] for name, value in seen.items()}

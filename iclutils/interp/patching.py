@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import IclError
-from ..models import ActivationCache, TransformerBridge, cached, check_tokens, get_act_name
+from ..models import TransformerBridge, check_tokens, get_act_name
 from ..progress import bar
 from .clean_corrupt import CleanCorrupt
 from .graph import (
@@ -219,7 +219,7 @@ def mlp_position_sweep(
         )
     run = CleanRun(model, CleanCorrupt(tokens, tokens, scored[None], tokens[:, scored + 1]))
     names = [get_act_name("mlp_out", layer) for layer in range(model.cfg.n_layers)]
-    _, cache = cached(model, tokens, names)  # a source may lie after the last scored entry
+    cache = activations(model, tokens, names)  # a source may lie after the last scored entry
     out = run.by_entry[0].expand(len(names), len(positions), -1).clone()
     reached = (positions < run.reach).nonzero()[:, 0].tolist()  # no later one is read
     for layer, name in enumerate(bar(names, "layers") if reached else ()):
@@ -256,9 +256,9 @@ class CleanRun:
         return (groups[start : start + size] for start in range(0, len(groups), size))
 
     @cached_property
-    def _corrupt(self) -> ActivationCache:
+    def _corrupt(self) -> Mapping[str, Tensor]:
         names = {output_hook(w) for w in self.graph.writers}
-        return cached(self.model, self.task.corrupt, names)[1]
+        return activations(self.model, self.task.corrupt, names)
 
     def changes(self, groups: Sequence[Sequence[Node]]) -> Copies:
         """Return by how much the stream changes when each group of writers is corrupt."""

@@ -18,8 +18,9 @@ from transformers import GPT2LMHeadModel, PreTrainedModel
 from ...errors import IclError
 from ...interp.clean_corrupt import CleanCorrupt
 from ...interp.graph import Node
+from ...interp.hooks import activations
 from ...interp.patching import ablate
-from ...models import TransformerBridge, cached, get_act_name
+from ...models import TransformerBridge, get_act_name
 from ...models.checkpoint import write_out
 
 
@@ -50,7 +51,7 @@ def note_correlation(
 ) -> Float[Tensor, "layer head head"]:
     """Return the note's measure: Pearson correlation of two heads' flattened ``z``."""
     names = [get_act_name("z", layer) for layer in range(model.cfg.n_layers)]
-    _, cache = cached(model, tokens, names)
+    cache = activations(model, tokens, names)
     flat = [cache[name].permute(2, 0, 1, 3).flatten(1).double() for name in names]
     return torch.stack([torch.corrcoef(z).reshape(len(z), len(z)) for z in flat])
 

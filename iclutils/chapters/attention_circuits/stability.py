@@ -14,8 +14,9 @@ from jaxtyping import Bool, Float, Int
 from scipy.optimize import linear_sum_assignment
 from torch import Generator, Tensor
 
+from ...interp.hooks import activations
 from ...interp.invariants import blocks
-from ...models import TransformerBridge, cached, get_act_name
+from ...models import TransformerBridge, get_act_name
 
 
 def top(values: Float[Tensor, "item"], size: int) -> frozenset[int]:
@@ -39,7 +40,7 @@ def head_outputs(
     """Return what every head adds to the residual stream at all positions but the first, for
     ``cka``; a norm that stands between (Gemma-2) keeps the scale of the run."""
     every, names = blocks(model), [get_act_name("z", i) for i in range(model.cfg.n_layers)]
-    _, cache = cached(model, tokens, names)
+    cache = activations(model, tokens, names)
     z = [cache[name][:, 1:].flatten(0, 1) for name in names]  # (sample, head, d_head)
     written = torch.stack([each.transpose(0, 1) for each in z]) @ model.W_O
     parts = zip(every, z, written, strict=True)
