@@ -315,6 +315,7 @@ def activations(
     rows = tokens if len(rows) == len(tokens) else rows
     first = at_positions(torch.zeros_like(rows[:, :1]))
     seen = run_with_hooks(model, rows, [first], names, stop)[1]
+    check_parts(model, names, seen)
     if rows is tokens:
         return seen
     return {name: value[which] for name, value in seen.items()}
