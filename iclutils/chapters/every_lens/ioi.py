@@ -171,22 +171,20 @@ def assess(
         inside = [{*whole[row]} - {*gone[row]} for row in range(rows)]
         return [[head for head in every if head not in inside[row]] for row in range(rows)]
 
-    def leads(sets: Sequence[Sequence[Sequence[Head]]]) -> Float[Tensor, "set batch"]:
-        if not sets:  # of a circuit without heads: where a layer has no others to draw
-            return torch.empty(0, rows)
-        return removal.without(model, texts.task, sets, new).margin
-
     picks = [torch.randperm(size, generator=generator)[: size // 2] for _ in range(halves)]
     some = [[[whole[r][i] for i in pick.tolist()] for r in range(rows)] for pick in picks]
     missing = [*parts, *some]
     one = [(part, i) for part in parts for i in range(len(part[0]))]
     rest = [[[*part[r][:i], *part[r][i + 1 :]] for r in range(rows)] for part, i in one]
-    complete = torch.stack([leads([outside(k) for k in missing]), leads(missing)], 1)
-    without_class = leads([outside(part) for part in parts])
-    sizes = torch.tensor([len(part[0]) for part in parts])
-    each = leads([outside(k) for k in rest]), without_class.repeat_interleave(sizes, 0)
-    minimal = torch.stack(each, 1)
-    return Assessment(leads([outside([()] * rows)])[0], complete, minimal)
+    no_head: list[list[Head]] = [[]] * rows
+    sets = [outside(k) for k in (no_head, *missing, *parts, *rest)] + missing
+    leads = removal.without(model, texts.task, sets, new).margin
+    sizes = [1, len(missing), len(parts), len(rest), len(missing)]
+    circuit, complete, without_class, minimal, of_model = leads.split(sizes)
+    heads = torch.tensor([len(part[0]) for part in parts])
+    of_class = without_class.repeat_interleave(heads.to(leads.device), 0)
+    both = torch.stack([complete, of_model], 1), torch.stack([minimal, of_class], 1)
+    return Assessment(circuit[0], *both)
 
 
 def in_layers(
