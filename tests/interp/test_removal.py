@@ -1,5 +1,6 @@
 """Removals against plain hooks of the Hugging Face network."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -72,6 +73,29 @@ def test_each_row_can_lose_its_own_heads(case):
         close(found.margin[0, row], alone.margin[0, 0])
     with pytest.raises(IclError, match="for 2 rows"):
         removal.without(model, here, [rows[:2]], removal.zeros(model))
+
+
+def test_sets_that_run_together_leave_what_each_leaves_alone(case):
+    rows, model = torch.tensor([0, 1, 1, 3]), case.model
+    here = replace(task()[rows], at=torch.tensor([[8], [8], [5], [8]]))  # one prompt, two places
+    mean = removal.mean_over([removal.head_means(model, here.corrupt)], "the other side")
+    ways = [mean, removal.zeros(model), mean, mean]
+    sets = [HEADS[:2], HEADS[:2], [*[HEADS[:1]] * 2, *[HEADS[1:]] * 2], HEADS[1:]]
+    for new in (ways, [*ways[:3], removal.outputs_on(model, here.corrupt, "it")]):
+        found = removal.without(model, here, sets, new)
+        for i, heads in enumerate(sets):
+            alone = [
+                removal.without(model, here[k : k + 1], [heads[k] if i == 2 else heads], one)
+                for k, one in enumerate(_by_row(new[i]))
+            ]
+            close(found.margin[i], torch.cat([x.margin[0] for x in alone]))
+
+
+def _by_row(new):
+    """The replacement of each of four rows."""
+    for row in range(4):
+        values = {k: v[row : row + 1] if v.ndim == 4 else v for k, v in new.by_layer.items()}
+        yield removal.Replacement(new.words, values)
 
 
 @settings(max_examples=8)
