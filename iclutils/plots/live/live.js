@@ -218,8 +218,13 @@ const Live = (() => {
       told.textContent = `You bet on “${text}”. ${deed}`;
       if (latest) see(...latest); // where the reader has seen it before
     } }, text));
-    // at the lower edge of the window as long as the reader does not have it in sight
-    const watch = new IntersectionObserver(([{ intersectionRatio }]) => announce(intersectionRatio > 0.9 ? "" : told.textContent), { threshold: 0.9 });
+    // at the lower edge of the window as long as the reader has neither it nor a choice in sight
+    const inSight = new Set();
+    const watch = new IntersectionObserver((changes) => {
+      for (const { target, isIntersecting, intersectionRatio } of changes)
+        inSight[(target === told ? intersectionRatio > 0.9 : isIntersecting) ? "add" : "delete"](target);
+      announce(inSight.size ? "" : told.textContent);
+    }, { threshold: [0, 0.9] });
     function see(state, drawn) {
       latest = [state, drawn];
       const [right, text] = (!done && answer(state, drawn, memory, choice)) || [];
@@ -227,7 +232,7 @@ const Live = (() => {
       const verdict = choice === null ? "" : choice === right ? "Your bet was right. " : "Your bet was wrong. ";
       told.textContent = verdict + text;
       watch.disconnect();
-      watch.observe(told);
+      for (const part of [told, ...buttons]) watch.observe(part);
       if (right === null) return;
       done = true;
       buttons.forEach((button, i) => {
@@ -238,6 +243,7 @@ const Live = (() => {
     }
     function clear() {
       watch.disconnect();
+      inSight.clear();
       [choice, memory, done, latest, told.textContent] = [null, {}, false, null, ""];
       for (const button of buttons) {
         button.disabled = false;
