@@ -8,9 +8,9 @@ MISTAKES = {
     return [into, len(label_positions), target**2 - into]""",
         "is not the number of the others",
     ),
-    "03-ex-zero": (
-        "distance_to_zero = lambda n, dim: n / dim",
-        "With d pairs and more it has the true weights.",
+    "03-ex-pair": (
+        "ridge_slope = lambda x, y, penalty: y / (x + penalty)",
+        "not 0.67.",
     ),
     "04-ex-stack": (
         """def with_layer_norm(plain):
