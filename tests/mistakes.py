@@ -10,7 +10,7 @@ MISTAKES = {
     ),
     "03-ex-pair": (
         "ridge_slope = lambda x, y, penalty: y / (x + penalty)",
-        "not 0.67.",
+        "the slope is 0.29, not 0.67.",
     ),
     "04-ex-stack": (
         """def with_layer_norm(plain):
