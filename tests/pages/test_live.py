@@ -425,7 +425,7 @@ def test_every_control_changes_the_picture(reader, name):
     assert reader.left == reader.errors == []
 
 
-SCALE, CUT, LAYER, WAY, OFF = "Labels times", "Cut off from", "How long", "Replace their", "Switch"
+SCALE, CUT, LAYER, WAY, OFF = "Labels times", "Cut off from", "How long", "They write", "Switch"
 BETS = {  # of each figure: which choice is right, and what the reader does to find out
     "induction": (0, [("How long", "1"), ("How long", "2")]),
     "copies": (1, [(OFF, "0.2")]),

@@ -4,7 +4,9 @@
   const LAYERS = 30, HEADS = 9, MORE = 30, NONE = "none", ONE = "one head";
   const LENSES = ["circuit", "anchors", "induction", "vector", "dual"];
   const DERIVED = ["match and read", "match only", "read only", "match, not vector", "vector, not match"];
-  const WAYS = { resampled: "output in the other game", averaged: "mean over other functions", zeroed: "zero" };
+  const CALLED = { anchors: "the twenty readers", induction: "the twenty matchers", "match and read": "double heads", "match only": "single matchers", "read only": "single readers", "match, not vector": "matchers that do not write the vector", "vector, not match": "heads that write the vector and do not match" };
+  const called = (set) => CALLED[set] ?? set;
+  const WAYS = { resampled: "output on the rival prompt", averaged: "mean over other functions", zeroed: "zero" };
   const key = (set) => set.replace(/,? /g, "-"); // as the state has it, without blanks
   const numbers = (text) => text.split(" ").map(Number);
   // Probability and margin (nats) of the n-th of the pairs that a text holds
@@ -23,7 +25,7 @@
     const marked = set ? pair(prompt[way], stride * names.indexOf(set)) : whole;
     const leads = Object.keys(WAYS).flatMap((name) => numbers(prompt[name]).filter((_, i) => i % 2));
     const most = Math.max(40, Math.abs(10 * whole[1]), ...leads.map(Math.abs)) / 10; // of all that can be shown
-    const control = whose === "others" && heads.length > 0, many = `${heads.length} ${control ? "other " : ""}head${heads.length === 1 ? "" : "s"}`;
+    const control = whose === "others" && heads.length > 0, many = `${heads.length} ${control ? "random " : ""}head${heads.length === 1 ? "" : "s"}`;
     return { prompt, whole, found, marked, alone, heads, set, one, ours, control, many, most, way: one ? "averaged" : way, count: heads.length };
   }
 
@@ -77,9 +79,9 @@
     },
 
     bet: {
-      asks: "Seven heads match repeated text and look at the examples' answers. We replace their outputs in three ways: by their outputs in the other game, by their mean over other functions, and by zero. In how many of the three ways does “standing” become likelier than “stood”?",
+      asks: "The seven double heads write something else in three ways: their output on the rival prompt, their mean over other functions (such as plural), and zero. In how many of the three ways does “standing” become likelier than “stood”?",
       choices: ["in none", "in one or two", "in all three"],
-      deed: "Now press “match and read”, then all three replacements.",
+      deed: "Now press “double heads”, then all three things that they write instead.",
       answer(s, m, memory) {
         if (!m.ours || s.set !== "match-and-read" || m.control) return null;
         memory[m.way] = m.found;
@@ -91,15 +93,15 @@
     },
 
     fields(state) {
-      const option = (name) => [key(name), name];
+      const option = (name) => [key(name), called(name)];
       const ours = state.prompt === 0, one = state.set === key(ONE);
       const sets = ["match and read", "anchors"], bare = state.way === "zeroed" || state.set === NONE;
       return [
-        { kind: "radios", name: "set", label: "Take away the heads", options: [[NONE, "none"], option(sets[0]), [key(sets[1]), "the twenty that read most"]] },
-        ...(one ? [] : [{ kind: "radios", name: "way", label: "Replace their outputs by", options: Object.entries(WAYS) }]),
-        ...(one || bare ? [] : [{ kind: "radios", name: "whose", label: "Which are removed", options: [["marked", "these heads"], ["others", "control: as many others, of neither list"]] }]),
+        { kind: "radios", name: "set", label: "Take away", options: [[NONE, "no heads"], ...sets.map(option)] },
+        ...(one ? [] : [{ kind: "radios", name: "way", label: "They write instead", options: Object.entries(WAYS) }]),
+        ...(one || bare ? [] : [{ kind: "radios", name: "whose", label: "Which heads", options: [["marked", "these heads"], ["others", "control: as many random heads"]] }]),
         { kind: "radios", more: true, name: "set", label: "Twenty heads that another lens marks", options: LENSES.filter((name) => !sets.includes(name)).map(option) },
-        { kind: "radios", more: true, name: "set", label: "Heads that match (induction), read (anchors), write (vector)", options: [...DERIVED.filter((name) => !sets.includes(name)).map(option), ...(ours ? [[key(ONE), "a single head"]] : [])] },
+        { kind: "radios", more: true, name: "set", label: "Heads that do one thing and not another", options: [...DERIVED.filter((name) => !sets.includes(name)).map(option), ...(ours ? [[key(ONE), "a single head"]] : [])] },
         ...(one ? [{ kind: "range", more: true, name: "head", label: "Head", min: 0, max: LAYERS * HEADS - 1, said: named }] : []),
         { kind: "range", more: true, name: "prompt", label: "Prompt", min: 0, max: MORE, said: (v) => (Number(v) ? `number ${v} of ${MORE} more` : "the chapter's") },
       ];
@@ -108,31 +110,31 @@
     draw(state, [record]) {
       const m = measured(state, record), lines = m.prompt.text.split("\n").map((line) => Live.escaped(line.trim()));
       const way = WAYS[m.way], [p, margin] = m.found, [right, rival] = m.prompt.answers;
-      const said = `${m.count ? `${m.control ? "Control: " : ""}${m.many}, replaced by: ${way}` : "All heads are there"}: after “${m.prompt.text.trim().split("\n").pop().trim()}” ${right} has the probability ${p.toFixed(2)} and ${margin < 0 ? `${rival} leads it` : `leads ${rival}`} by ${Math.abs(margin).toFixed(1)} nats.`;
+      const said = `${m.count ? `${m.control ? "Control: " : ""}${m.many} write instead: ${way}` : "All heads are there"}: after “${m.prompt.text.trim().split("\n").pop().trim()}” ${right} has the probability ${p.toFixed(2)} and ${margin < 0 ? `${rival} leads it` : `leads ${rival}`} by ${Math.abs(margin).toFixed(1)} nats.`;
       const numbersNow = [
-        [m.control ? "control: heads replaced" : "heads replaced", m.count, m.count ? `by: ${way}` : "of 270"],
+        [m.control ? "random heads away" : "heads away", m.count, m.count ? `instead: ${way}` : "of 270"],
         [`probability of ${Live.escaped(right)}`, p.toFixed(2), `all heads: ${m.whole[0].toFixed(2)}`],
         [`lead over ${Live.escaped(rival)}`, signed(margin), `nats; all heads: ${signed(m.whole[1])}`],
       ];
-      const removed = !m.count ? "" : m.control ? `Replaced as a control: ${m.many} of the same layers (of the nearest, where these have too few), of neither list: they neither match nor read (for a group that has to do with the vector: neither match nor write). The record does not name them. ` : `Replaced: ${m.heads.map(named).join(", ")}. `;
+      const removed = !m.count ? "" : m.control ? `Away, as a control: one draw of ${m.many} of the same layers (of the nearest, where these have too few). They neither match nor read (for a group that has to do with the vector: neither match nor write). The record does not name them. ` : `Away: ${m.heads.map(named).join(", ")}. `;
       const else_ = margin > 0 && p * (1 + Math.exp(-margin)) < 0.5 ? "Most of the probability is now with other words, which are not shown. " : "";
       const note = m.ours ? "Darker: if this head alone is replaced by its mean over other functions, the lead changes more (darkest: by 1.5 nats). A pale head changes little alone; pale heads together can change much. Touch a head to see its effect. " : "";
       const view = `<div class="live-row-of"><div><p class="live-head">The prompt</p><pre tabindex="-1">${lines.join("\n")}</pre></div><div><p class="live-head">The answer</p>${bars(m, state)}</div></div>` +
         `${else_ && `<p class="live-note">${else_}</p>`}<div class="live-later"><p class="live-head">All heads: heads 0 to 8 (rows) of layers 0 to 29 (columns)</p>${map(m, record)}` +
-        `<p class="live-note">${removed}${note}Crosses: heads whose outputs are replaced. These numbers were computed beforehand; the model does not run in this page.</p></div>`;
+        `<p class="live-note">${removed}${note}Crosses: heads that write something else. These numbers were computed beforehand; the model does not run in this page.</p></div>`;
       return { numbers: numbersNow, view, said, ...m };
     },
 
     tasks: [
-      { text: "Which heads carry the answer? On the chapter's prompt, find a group of at most nine without which the rival leads (lead below 0). Try all three replacements.",
+      { text: "Which heads carry the answer? On the chapter's prompt, find a group of at most nine without which the rival leads (lead below 0). Try all three things that they may write instead.",
         seen: [(s, m) => m.ours && !m.control && m.count > 0 && m.count <= 9 && m.found[1] < 0],
-        found: (s, m) => `without ${m.many} (${m.set ?? named(s.head)}), replaced by ${WAYS[m.way]}, ${m.prompt.answers[1]} leads ${m.prompt.answers[0]} by ${signed(-m.found[1])} nats.` },
-      { text: "Keep that group and change the replacement: the answer leads again.",
+        found: (s, m) => `without ${m.many} (${m.set ? called(m.set) : named(s.head)}; instead: ${WAYS[m.way]}), ${m.prompt.answers[1]} leads ${m.prompt.answers[0]} by ${signed(-m.found[1])} nats.` },
+      { text: "Keep that group and change what it writes instead: the answer leads again.",
         seen: [(s, m, last) => m.ours && !m.control && m.count > 0 && m.count <= 9 && m.found[1] > 0 && last?.state.set === s.set && last.state.way !== s.way && !last.drawn.control && last.drawn.found[1] < 0],
-        found: (s, m) => `the same heads, replaced by ${WAYS[m.way]}: ${m.prompt.answers[0]} leads by ${signed(m.found[1])} nats. Whether they carry the answer depends on what they write instead.` },
+        found: (s, m) => `the same heads, with ${WAYS[m.way]} instead: ${m.prompt.answers[0]} leads by ${signed(m.found[1])} nats. Whether they carry the answer depends on what they write instead.` },
       { text: "Is it these heads, or any? Find a group without which the answer is lost (probability below 0.1), and whose control keeps it (above 0.5).",
         seen: [(s, m) => m.control && m.marked[0] < 0.1 && m.found[0] > 0.5],
-        found: (s, m) => `without ${m.set} the answer has ${m.marked[0].toFixed(2)}, without as many others ${m.found[0].toFixed(2)}.` },
+        found: (s, m) => `without ${called(m.set)} the answer has ${m.marked[0].toFixed(2)}, without as many random heads ${m.found[0].toFixed(2)}.` },
     ],
   });
 }
