@@ -34,7 +34,8 @@ STYLE := $(BIN)/ruff check && $(BIN)/ruff format --check
 GRADED = $(if $(HW),--homework $(HW)) $(if $(BUILD),--build "$(BUILD)")
 NUMBERS = $(if $(ARGS),,WHOLE=1) $(PYTEST) tests/test_numbers.py -q
 GRADING := $(if $(MASTERS),ICLUTILS_HOMEWORK="$(MASTERS)") \
-  PYTHONPATH=notebooks/assignments:notebooks/assignments/answers $(BIN)/python -m grading
+  PYTHONPATH="notebooks/assignments:notebooks/assignments/answers$(MASTERS:%=:%/answers)" \
+  $(BIN)/python -m grading
 
 .PHONY: help setup book test nightly anywhere lint real accept assignments grade gradebook class-trial clean
 

@@ -113,7 +113,7 @@ def known(notebook: Path) -> Names:
 def refused(value: Any) -> bool:
     """Whether an answer may not use it, or does not."""
     home = str(getattr(value, "__module__", None) or getattr(value, "__name__", "")) + "."
-    return home.startswith((*checks.MEASURES, *DRAWS)) and not home.startswith(checks.TOOLS)
+    return home.startswith(DRAWS) or bool(checks.MEASURES.match(home))
 
 
 def blocks(notebook: Path) -> Iterator[list[ast.stmt]]:
@@ -185,7 +185,7 @@ def pasted(homework: str, notebook: Path) -> list[str]:
     return [
         f"{part.name}: {text}"
         for part in asked
-        if part.kind == "function"
+        if part.inputs
         for text in answers(homework, part, notebook)
     ]
 

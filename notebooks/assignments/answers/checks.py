@@ -12,8 +12,8 @@ from that number, belong to this student alone.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
-import os
 import random
 import re
 import textwrap
@@ -22,21 +22,15 @@ import unicodedata
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from iclutils.errors import IclError
 from torch import Generator, Tensor
 
-# What an answer may not call, and what of it it may.
-MEASURES = ("iclutils.interp.", "iclutils.chapters.", "checks.")
-TOOLS = (
-    "iclutils.interp.hooks.",
-    "iclutils.interp.clean_corrupt.",
-    "iclutils.chapters.every_lens.question.",
+MEASURES = re.compile(  # what an answer may not use
+    r"(checks|iclutils\.interp(?!\.hooks|\.clean_corrupt)|iclutils\.chapters(?!\.\w+\.question))\b"
 )
 SINGLE = 1e-5  # relative; what an answer in single precision may be off by, at least
 PUBLIC, HIDDEN = (0,), (1, 2, 3, 4, 5)  # seeds of the random inputs
@@ -48,30 +42,27 @@ class Mistake(Exception):
     """A wrong answer; the message names the likely mistake."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Part:
     """How one answer is called and compared.
 
-    The ``kind`` is ``function``, ``number``, ``tensor`` or ``letter``. A function is called as
-    ``outcome(function, *inputs(seed))`` (where ``inputs`` gives None, that seed is left out).
-    ``look(value, truth)`` is what is compared with the truth, up to a ``tolerance`` relative to the
-    largest of it and to 1. A letter names one of four ``choices``; each student sees them in
-    another order, and what is right is said of the order here. What is below the ``MARK`` is put in
-    last, or ``public``, in a student's notebook. Of a control no draw is right alone:
-    ``verdict(draws, *inputs)`` raises ``Mistake``.
+    A function has ``inputs`` and is called as ``outcome(function, *inputs(seed))`` (where
+    ``inputs`` gives None, that seed is left out). Any other answer is a value; one with four
+    ``choices`` is a letter, and what is right is said of the order here. An answer is compared with
+    the truth, up to a ``tolerance`` relative to the largest of it and to 1. Of a control, which
+    ``draws`` many times, no draw is right alone: its last input is the generator, and
+    ``verdict(draws, *inputs)`` raises ``Mistake``. What is below the ``MARK`` is put in last.
     """
 
     name: str
-    kind: str = "function"
-    inputs: Callable[[int], tuple[Any, ...] | None] = lambda seed: ()
-    outcome: Callable[..., Any] = lambda answer, *inputs: answer(*inputs) if inputs else answer
-    look: Callable[[Any, Any], Any] = lambda value, truth: value
+    inputs: Any = None
+    outcome: Callable[..., Any] = lambda answer, *inputs: answer(*inputs)
     tolerance: float = SINGLE
     choices: tuple[str, ...] = ()
+    draws: int = 0
     verdict: Callable[..., None] | None = None
     truth: Any = None
-    mistakes: Mapping[str, Any] | None = None
-    public: Expected | None = None
+    mistakes: Mapping[str, Any] = field(default_factory=dict)
 
     def order(self, student: str) -> list[str]:
         """Return the letters of the choices in the order in which this student sees them."""
@@ -81,57 +72,61 @@ class Part:
         """Return what a student's answer gives for the inputs of a seed; None where it has none."""
         if answer is None or answer is ...:
             raise Mistake(f"`{self.name}` is missing or still `...`: nothing is written yet.")
-        value = guarded(self.name, answer) if self.kind == "function" else plain(answer)
-        if self.choices:
-            value = str(answer).strip(" ().").lower()
-            if value not in tuple("abcd"):
-                raise Mistake(f"`{self.name}` is one of the letters 'a' to 'd'; got {answer!r}.")
-        return self.call(value, seed)
+        if self.inputs:
+            return self.call(guarded(self.name, answer), seed)
+        if not self.choices:
+            return plain(answer)
+        if (letter := str(answer).strip(" ().").lower()) not in tuple("abcd"):
+            raise Mistake(f"`{self.name}` is one of the letters 'a' to 'd'; got {answer!r}.")
+        return letter
 
-    def call(self, answer: Any, seed: int) -> Any:
-        """Return the outcome for a seed. Random numbers begin with it; the notebook's go on."""
+    def call(self, answer: Callable[..., Any], seed: int) -> Any:
+        """Return the outcome for a seed. Random numbers begin with it; the notebook's go on. A
+        control draws twice more from one seed: where it runs, a verdict could be forged."""
         usual = torch.get_default_dtype()
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(seed)
             torch.set_default_dtype(torch.float32)  # in double the same seed draws other inputs
-            try:
-                inputs = self.inputs(seed)
-            finally:
-                torch.set_default_dtype(usual)
-            value = None if inputs is None else plain(self.outcome(answer, *inputs))
-        return value.detach().cpu() if isinstance(value, Tensor) else value
+            given = self.inputs(seed)
+            torch.set_default_dtype(usual)
+            if self.draws:
+                again = [(*given[:-1], generator(7)) for _ in range(2)]
+                return plain([answer(*each) for each in [given] * self.draws + again])
+            return None if given is None else plain(self.outcome(answer, *given))
 
     def judge(self, value: Any, seed: int, student: str = "") -> None:
         """Return if the value is right, or if nothing is expected; else raise ``Mistake``."""
+        value = plain(value)
         if self.verdict:
-            *drawn, one, other = plain(value)
-            self.verdict(drawn, *(self.inputs(seed) or ())[:-1])
+            *drawn, one, other = value
+            self.verdict(drawn, *self.inputs(seed)[:-1])
             if not torch.equal(one, other):
                 raise Mistake("Take random numbers from `generator`, and from nothing else.")
-            return
-        own = self.kind != "function"
-        right = expected(self, min(seed, 1) if own else seed, number(student) if own else 0)
-        if right is not None:
-            truth, mistakes = plain(right[0]), right[1]
-            value = self.order(student)["abcd".index(value)] if self.choices else plain(value)
-            compare(self.look(value, truth), truth, mistakes, self.tolerance)
+        elif right := expected(self, seed, "" if self.inputs else student):
+            if self.choices:
+                value = self.order(student)["abcd".index(value)]
+            compare(value, *right, self.tolerance)
 
 
 @functools.cache
-def expected(part: Part, seed: int, student: int = 0) -> Expected | None:
-    """Return what is right for a seed, or of a value for a student's number, and what the mistakes
-    give. Whether a value is right only the hidden checks tell, so the public seed has nothing."""
-    truth, mistakes, wrong = part.truth, part.mistakes or {}, dict[str, Any]()
-    if truth is None or part.verdict:
-        return part.public
-    if part.kind != "function":
-        right = truth(student) if callable(truth) else truth
-        wrong = {m: each(right) if callable(each) else each for m, each in mistakes.items()}
-        return (right, wrong) if seed else None
-    right = part.call(truth, seed)
-    for text, each in mistakes.items():
+def expected(part: Part, seed: int, student: str = "") -> Expected | None:
+    """Return what is right for a seed, or of a value for a student, and what the mistakes give.
+    Values are compared once, for the first hidden seed."""
+    truth, wrong = part.truth, dict[str, Any]()
+    if truth is None:
+        return public.get(part.name)
+    if part.verdict or (not part.inputs and seed != HIDDEN[0]):
+        return None
+    if part.inputs:
+        right = part.call(truth, seed)
+    else:
+        right = truth(number(student)) if callable(truth) else truth
+    for text, each in part.mistakes.items():
         with suppress(Exception):  # it cannot be made on these inputs
-            wrong[text] = part.look(part.call(mistaken(truth, each), seed), right)
+            if part.inputs:
+                wrong[text] = part.call(mistaken(truth, each), seed)
+            else:
+                wrong[text] = each(right) if callable(each) else each
     return None if right is None else (right, wrong)
 
 
@@ -156,22 +151,10 @@ def normal(draw: Generator, *shape: int) -> Tensor:
 
 def shaped(value: Any, *shape: int) -> Tensor:
     """Return a tensor of a shape, whatever axes of one it has; else raise ``Mistake``."""
-    if not isinstance(value, Tensor):
-        raise Mistake(f"Expected a tensor of the shape {shape}; got a {type(value).__name__}.")
-    if value.squeeze().shape != torch.Size(n for n in shape if n > 1):
-        raise Mistake(f"Expected the shape {shape}; got {tuple(value.shape)}.")
+    if not isinstance(value, Tensor) or value.squeeze().shape != torch.zeros(shape).squeeze().shape:
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise Mistake(f"Expected a tensor of the shape {shape}; got {got}.")
     return value.reshape(shape)
-
-
-def random_control(name: str, inputs: Any, draws: int, verdict: Callable[..., None]) -> Part:
-    """Return the part for a control that students design, whose last input is a generator. It draws
-    so many times, and twice from one seed; where it runs, a verdict could be forged."""
-
-    def drawn(answer: Callable[..., Any], *given: Any) -> list[Any]:
-        again = [(*given[:-1], generator(7)) for _ in range(2)]
-        return [plain(answer(*each)) for each in [given] * draws + again]
-
-    return Part(name, inputs=inputs, outcome=drawn, verdict=verdict)
 
 
 def guarded(name: str, answer: Any) -> Callable[..., Any]:
@@ -194,19 +177,15 @@ def guarded(name: str, answer: Any) -> Callable[..., Any]:
 
 
 def refuse_measures(name: str, answer: Callable[..., Any]) -> None:
-    """Raise ``Mistake`` if a function, or one of its own file that it calls, refers to a measure of
-    this package."""
-    codes, known = [getattr(answer, "__code__", None)], getattr(answer, "__globals__", {})
+    """Raise ``Mistake`` if a function, or one inside it, refers to a measure of this package."""
+    codes = [getattr(answer, "__code__", None)]
     for code in filter(None, codes):  # which grows
         codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
         for word in code.co_names:  # also of an import inside the function
-            value = known.get(word)
-            for module in (getattr(value, "__module__", getattr(value, "__name__", "")), word):
-                if f"{module}.".startswith(MEASURES) and not f"{module}.".startswith(TOOLS):
-                    raise Mistake(f"`{name}` uses {module}. Write it yourself, on tensors.")
-            helper = getattr(value, "__code__", None)
-            if getattr(value, "__globals__", None) is known and helper not in codes:
-                codes.append(helper)
+            value = answer.__globals__.get(word)
+            module = getattr(value, "__module__", None) or getattr(value, "__name__", word)
+            if MEASURES.match(module):
+                raise Mistake(f"`{name}` uses {module}. Write it yourself, on tensors.")
 
 
 def plain(value: Any) -> Any:
@@ -237,72 +216,37 @@ def _fault(got: Any, truth: Any, tolerance: float) -> str:
     largest of the truth and to 1."""
     if isinstance(truth, str):
         return "" if got == truth else f"{got!r} is not the right answer."
-    got, truth = plain(got), torch.as_tensor(plain(truth), dtype=torch.float64)
+    got, truth = plain(got), torch.as_tensor(plain(truth), dtype=torch.float64).cpu()
     kind = "complex tensor" if isinstance(got, Tensor) and got.is_complex() else type(got).__name__
     if kind not in ("bool", "int", "float", "Tensor"):
         return f"Expected a number or a tensor; got a {kind}."
-    got = torch.as_tensor(got, dtype=torch.float64)
-    if [n for n in got.shape if n != 1] != [n for n in truth.shape if n != 1]:
+    got = torch.as_tensor(got, dtype=torch.float64).cpu()
+    if got.squeeze().shape != truth.squeeze().shape:
         return f"Expected the shape {tuple(truth.shape)}; got {tuple(got.shape)}."
     if got.isnan().any():
         return "The result has NaN in it: is there a division by zero, or a log of zero?"
-    off, most = (max([0.0, *x.abs().flatten().tolist()])
-                 for x in (got.reshape(truth.shape) - truth, truth))  # fmt: skip
-    if off <= max(tolerance, SINGLE) * max(1.0, most):
+    off = (got.reshape(truth.shape) - truth).abs().max().item()
+    if off <= max(tolerance, SINGLE) * max(1.0, truth.abs().max().item()):
         return ""
     return f"The values are off by up to {off:.3g}. Check them by hand on a small case."
 
 
 # A homework
 
-Question = tuple[Part, ...]
-carried: dict[str, dict[str, Question]] = {}  # by a student's notebook
+Questions = dict[str, tuple[Part, ...]]
+carried: Questions = {}  # by a student's notebook
+public: dict[str, Expected | None] = {}  # what is right of its answers for the public input
 signed = [""]  # the student's name
 
 
-def folder() -> Path:
-    """Return the folder of the masters: ``$ICLUTILS_HOMEWORK``, or the one around this file's."""
-    here = Path(globals().get("__file__", "answers/checks.py")).resolve()
-    return Path(os.environ.get("ICLUTILS_HOMEWORK") or here.parents[1]).resolve()
-
-
-def table(homework: str) -> Path:
-    """Return the table of a homework: beside the masters, or where otter runs."""
-    for path in (folder() / "answers" / f"{homework}.py", Path.cwd() / f"{homework}.py"):
-        if path.is_file():
-            return path.resolve()
-    raise IclError(f"The checks of {homework} are not here: run the first cells of the homework.")
-
-
-@functools.cache
-def contents(path: Path) -> dict[str, Any]:
-    """Return what a table defines; its parts know what is right."""
-    names: dict[str, Any] = {"__name__": path.stem}
-    exec(compile(path.read_text(encoding="utf-8"), path, "exec"), names)
-    for name in filter(re.compile(r"q\d+").fullmatch, names):
-        names[name] = tuple(
-            replace(each, truth=names[each.name], mistakes=names.get(each.name.upper()))
-            for each in names[name]
-        )
-    return names
-
-
-def questions(homework: str) -> dict[str, Question]:
-    """Return the questions of one homework by name; each has one part for each answer."""
-    names = contents(table(homework))
-    return {name: names[name] for name in names if re.fullmatch(r"q\d+", name)}
-
-
-def public(homework: str, half: str, right: dict[str, list[Any]]) -> None:
-    """Take the public checks that a student's notebook carries."""
-    names: dict[str, Any] = {"__name__": f"the public checks of {homework}"}
-    exec(half, names)
-    carried[homework] = {
-        name: tuple(
-            replace(part, public=each) for part, each in zip(names[name], those, strict=True)
-        )
-        for name, those in right.items()
-    }
+def questions(homework: str) -> Questions:
+    """Return the questions of one homework by name, each with one part for each answer, from the
+    module ``hw01``, which stands beside the masters, or where otter runs."""
+    names = vars(importlib.import_module(homework))
+    found = {name: names[name] for name in names if re.fullmatch(r"q\d+", name)}
+    for part in (each for parts in found.values() for each in parts):
+        part.truth, part.mistakes = names[part.name], names.get(part.name.upper(), {})
+    return found
 
 
 def clean(student: Any) -> str:
@@ -350,9 +294,8 @@ def grade(question: str, *answers: Any, hidden: bool = False) -> None:
             part.judge(part.ask(answer, seed), seed, signed[0])
 
 
-def asked(question: str, hidden: bool = False) -> Question:
-    """Return the parts of a question as the notebook carries them, or as the table has them, which
+def asked(question: str, hidden: bool = False) -> tuple[Part, ...]:
+    """Return the parts of a question as the notebook carries them, or as the module has them, which
     alone has what is hidden."""
     homework, _, name = question.partition(".")
-    use_table = hidden or homework not in carried
-    return (questions(homework) if use_table else carried[homework])[name]
+    return (carried if carried and not hidden else questions(homework))[name]

@@ -7,7 +7,7 @@ from iclutils.models import bos, get_act_name, load
 from iclutils.tasks.repeated import repeated_tokens
 from torch.nn.functional import pad
 
-from checks import Mistake, Part, generator, random_control, shaped
+from checks import Mistake, Part, generator, shaped
 
 MODELS = ("induction-3", "induction-0")  # of the public check, of the first hidden one
 
@@ -94,7 +94,7 @@ def _models(seed):
     return model, (1, 0), tokens, other
 
 
-q1 = (random_control("scrambled", _copies, 30, _is_control),)
+q1 = (Part("scrambled", _copies, draws=30, verdict=_is_control),)
 q2 = (Part("repetition_gain", inputs=_logits),)
 q3 = (Part("looks_back", inputs=_built_heads),)
 q4 = (Part("prefix_score", inputs=_recurring),)
@@ -103,7 +103,6 @@ q6 = (
     Part("shares_kept", inputs=_models, tolerance=0.001),
     Part(
         "reason",
-        "letter",
         choices=(
             "The induction head of induction-0 scores higher before the cut.",
             "No head of layer 0 looks at the previous token in induction-0: what costs most in "
@@ -113,8 +112,8 @@ q6 = (
             "Replacing a head by its mean leaves in place what the head says about its position.",
         ),
     ),
-    Part("pair", "tensor"),
-    Part("left", "number", tolerance=1e-3),
+    Part("pair"),
+    Part("left", tolerance=1e-3),
 )
 
 # Students get what stands above this line, and nothing below it.

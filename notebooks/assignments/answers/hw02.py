@@ -6,7 +6,7 @@ from iclutils.chapters.label_anchors.isolation import isolation
 from iclutils.models import load
 from iclutils.tasks import topics
 
-from checks import Mistake, Part, generator, random_control, shaped
+from checks import Mistake, Part, generator, shaped
 
 CASES = (("anchors-0", 0), ("anchors-3", 1))  # model and layer: public, first hidden
 
@@ -75,17 +75,16 @@ def _prompts(seed):
     return load(name), topics.sample(24, generator(seed)), layer
 
 
-q1 = (random_control("control_words", _labels, 150, _is_control),)
+q1 = (Part("control_words", _labels, draws=150, verdict=_is_control),)
 q2 = (Part("saliency", inputs=_attention),)
 q3 = (Part("flow", inputs=_importance),)
 q4 = (Part("isolated", inputs=_raw_scores),)
 q5 = (Part("auc", inputs=_classes),)
 q6 = (
     Part("label_loyalty", inputs=_prompts),
-    Part("loyalty", "tensor", tolerance=0.02),
+    Part("loyalty", tolerance=0.02),
     Part(
         "reason",
-        "letter",
         choices=(
             "The target reads the label words in that layer.",
             "The label words gather in that layer what their texts say, and later layers read it.",

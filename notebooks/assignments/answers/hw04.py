@@ -6,7 +6,7 @@ from iclutils.tasks.functions import Problem
 from iclutils.tasks.regression import Task
 from torch import Tensor
 
-from checks import Mistake, Part, generator, normal, random_control, shaped
+from checks import Mistake, Part, generator, normal, shaped
 
 
 def _regression(seed):
@@ -95,14 +95,13 @@ def _made_up(seed):
 q1 = (Part("one_step", inputs=_regression),)
 q2 = (Part("attend", inputs=_tokens), Part("gradient_layer", inputs=_start, outcome=_two_layers))
 q3 = (Part("best_rates", inputs=_moments),)
-q4 = (random_control("random_step", _contexts, 1, _is_control),)
+q4 = (Part("random_step", _contexts, draws=1, verdict=_is_control),)
 q5 = (
     Part("learnt_rates", inputs=_made_up, tolerance=1e-06),
-    Part("rates", "tensor", tolerance=1e-3),
-    Part("ratio", "number", tolerance=1e-3),
+    Part("rates", tolerance=1e-3),
+    Part("ratio", tolerance=1e-3),
     Part(
         "reason",
-        "letter",
         choices=(
             "By chance: another seed would put the ten rates in another order.",
             "It is the best step for ten pairs: small coordinates get longer steps, but not by as "

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from checks import Mistake, Part, generator, normal, random_control, shaped
+from checks import Mistake, Part, generator, normal, shaped
 
 
 def _attention(seed):
@@ -78,13 +78,12 @@ def _is_control(drawn, steps, function):
 
 q1 = (Part("part_and_change", inputs=_examples, tolerance=1e-06),)
 q2 = (Part("features", inputs=_points), Part("biased_loss", inputs=_dual, outcome=_step_taken))
-q3 = (random_control("swapped", _steps, 60, _is_control),)
+q3 = (Part("swapped", _steps, draws=60, verdict=_is_control),)
 q4 = (
     Part("with_negatives", inputs=_contrast),
-    Part("beta", "number", tolerance=1e-4),
+    Part("beta", tolerance=1e-4),
     Part(
         "reason",
-        "letter",
         choices=(
             "With more copies the head looks less at its own tokens because their scores fall.",
             "The start is what the head would say without demonstrations, and so the head's own "

@@ -9,7 +9,7 @@ from iclutils.interp.hooks import ablate_heads
 from iclutils.models import load
 from torch import Tensor
 
-from checks import Mistake, Part, generator, normal, random_control
+from checks import Mistake, Part, generator, normal
 
 
 def _logits(seed):
@@ -119,14 +119,13 @@ q3 = (
 )
 q4 = (Part("patched", inputs=_network, tolerance=1e-06, outcome=_all_edges),)
 q5 = (Part("cka", inputs=_samples, tolerance=1e-06),)
-q6 = (random_control("other_heads", _sets, 150, _is_control),)
+q6 = (Part("other_heads", _sets, draws=150, verdict=_is_control),)
 q7 = (
     Part("synergy", inputs=_groups, tolerance=1e-06),
-    Part("stand_in", "number", tolerance=1e-3),
-    Part("pipeline", "number", tolerance=1e-3),
+    Part("stand_in", tolerance=1e-3),
+    Part("pipeline", tolerance=1e-3),
     Part(
         "reason",
-        "letter",
         choices=(
             "It is wrong: the heads of layer 1 replace each other, and are needed as a group.",
             "It is right: what a removal costs is what a head does.",

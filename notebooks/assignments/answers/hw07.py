@@ -8,7 +8,7 @@ from iclutils.models import cached, get_act_name, load
 from iclutils.tasks import topics
 from torch.nn.functional import one_hot
 
-from checks import Mistake, Part, generator, normal, random_control, shaped
+from checks import Mistake, Part, generator, normal, shaped
 
 
 def _scores(seed):
@@ -119,7 +119,6 @@ q4 = (
     Part("later_by", inputs=_seeds, tolerance=1e-06),
     Part(
         "order",
-        "letter",
         choices=(
             "Prefix matching makes the answers possible.",
             "Gathering comes first, then matching, then the answers.",
@@ -131,11 +130,10 @@ q4 = (
 )
 q5 = (
     Part("common_share", inputs=_changes, tolerance=1e-06),
-    Part("together", "number", tolerance=2e-3),
-    Part("within", "number", tolerance=2e-3),
+    Part("together", tolerance=2e-3),
+    Part("within", tolerance=2e-3),
     Part(
         "reason",
-        "letter",
         choices=(
             "The model has a task vector after all: within an answer, half of the change is "
             "common.",
@@ -146,7 +144,7 @@ q5 = (
         ),
     ),
 )
-q6 = (random_control("other_vectors", _vectors, 1, _is_control),)
+q6 = (Part("other_vectors", _vectors, draws=1, verdict=_is_control),)
 
 # Students get what stands above this line, and nothing below it.
 

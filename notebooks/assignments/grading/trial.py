@@ -7,54 +7,40 @@ from pathlib import Path
 from iclutils.files import read_json
 
 from . import assignments, reports, submissions
-from .confine import Limits
 
-HOMEWORK, ANSWER, IMPORTS = "hw05", "def part_and_change", "import math"
-PARAGRAPH = "I would have changed my mind if an untrained head did the same on shuffled values."
-CLASS = {  # of each student the cell with the first answer; RIGHT is the right one
-    "Ada, all right": "RIGHT",
-    "Bo, a typical mistake": (
-        "RIGHT\n\nright = part_and_change\npart_and_change = lambda *x: right(*x).flip(0)"
-    ),
-    "Chi, nothing written": f"{ANSWER}(query, keys, values, demos):\n    ...",
-    "Dov, paragraph as code": "RIGHT",
-    "Eve, imports from Colab": "RIGHT",
-    "Fay, answer as text": "RIGHT",
-    "Gus, an endless loop": "while True:\n    pass\nRIGHT",
-    "Hal, ends the process": "import os\nos._exit(1)\nRIGHT",
-    "Ida, looks for solutions": (
-        "import glob\nprint(open(glob.glob('/**/hw05.py', recursive=True)[0]).read())"
-    ),
-    "Jo, takes all memory": "x = [bytearray(10**8) for _ in range(99)]\nRIGHT",
-}
+ANSWER = "def part_and_change"
+CLASS = {  # of each student the beginning of a cell, what stands in its place, and its kind
+    "Ada, all right": (ANSWER, "CELL", "code"),
+    "Bo, a typical mistake": (ANSWER, "CELL\n\nright = part_and_change\n"
+                              "part_and_change = lambda *x: right(*x).flip(0)", "code"),
+    "Chi, nothing written": (ANSWER, f"{ANSWER}(*given):\n    ...", "code"),
+    "Dov, paragraph as code": ("See the chapter.", "CELL", "code"),
+    "Eve, imports from Colab": ("import math", "from google.colab import drive\nCELL", "code"),
+    "Fay, answer as text": (ANSWER, "CELL", "markdown"),
+    "Gus, an endless loop": (ANSWER, "while True:\n    pass\nCELL", "code"),
+    "Hal, ends the process": (ANSWER, "import os\nos._exit(1)\nCELL", "code"),
+    "Ida, looks for solutions": (ANSWER, "import glob\nfound = glob.glob('/**/hw05.py', "
+                                 "recursive=True)\nprint(open(found[0]).read())", "code"),
+    "Jo, takes all memory": (ANSWER, "x = [bytearray(10**8) for _ in range(99)]\nCELL", "code"),
+}  # fmt: skip
 
 
 def run(build: Path, unconfined: bool) -> str:
     """Make the submissions in ``build/class``, grade them, and return what a teacher sees."""
     for folder in ("class", "grades"):
         shutil.rmtree(build / folder, ignore_errors=True)
-    (made,) = assignments.make(build, HOMEWORK)
+    (made,) = assignments.make(build, "hw05")
     (build / "class").mkdir()
-    for name, text in CLASS.items():
-        notebook = read_json(made.solved)
-        for cell in notebook["cells"]:
-            source = "".join(cell["source"])
-            if source.startswith(ANSWER):
-                cell["source"] = text.replace("RIGHT", source)
-                cell["cell_type"] = "markdown" if "as text" in name else "code"
-            elif source.startswith(IMPORTS) and "Colab" in name:
-                cell["source"] = f"from google.colab import drive\n{source}"
-            elif source == "See the chapter.":  # the paragraph
-                cell["cell_type"] = "code" if "as code" in name else "markdown"
-                cell["source"] = PARAGRAPH if name.startswith(("Ada", "Dov")) else ""
-        (build / "class" / f"{name}.ipynb").write_text(json.dumps(notebook), encoding="utf-8")
-    (build / "class/Kit, half an upload.ipynb").write_text(json.dumps(notebook)[:4000])
+    for name, (begins, text, kind) in CLASS.items():
+        whole = read_json(made.solved)
+        cell = next(x for x in whole["cells"] if "".join(x["source"]).startswith(begins))
+        cell |= {"source": text.replace("CELL", "".join(cell["source"])), "cell_type": kind}
+        (build / "class" / f"{name}.ipynb").write_text(json.dumps(whole), encoding="utf-8")
+    (build / "class/Kit, half an upload.ipynb").write_text(json.dumps(whole)[:4000])
     (build / "class/Lou, a PDF.pdf").write_bytes(b"%PDF-1.7")
-    limits = Limits(step=6.0, seconds=60.0, memory=3.0)
-    table = submissions.grade(build, build / "class", HOMEWORK, limits, unconfined=unconfined)
-    return "\n\n".join([
-        f"The table, {table}:\n{reports.shown(table)}",
-        "Enter points for the paragraphs, in by_hand.csv:",
-        reports.shown(table.with_name("by_hand.csv"), "question comment"),
-        f"The gradebook:\n{reports.shown(reports.gradebook(build / 'grades'))}",
-    ])  # fmt: skip
+    limits = {"step": 6.0, "seconds": 60.0, "memory": 3.0}
+    table = submissions.grade(build, build / "class", "hw05", limits, unconfined)
+    by_hand = reports.shown(table.with_name("by_hand.csv"), "question comment")
+    book = reports.shown(reports.gradebook(build / "grades"))
+    return (f"The table, {table}:\n{reports.shown(table)}\n\nEnter points for the paragraphs, in "
+            f"by_hand.csv:\n{by_hand}\n\nThe gradebook:\n{book}")  # fmt: skip
