@@ -437,7 +437,6 @@ def _imports(pattern, tokens):
     [
         ("hw01.q2", [3], "should be a function; it is a int"),
         ("hw01.q4", [_imports], "Write it yourself"),
-        ("hw01.q4", [lambda *given: _imports(*given)], "Write it yourself"),
         ("hw05.q4", [own(hw05.with_negatives), 0.5, "because"], "one of the letters"),
         ("hw04.q2", [own(hw04.attend), lambda W0, rate, pairs: W0], "returns four matrices"),
         ("hw05.q2", [own(hw05.features), lambda *given: 1.0], r"no \.item\(\), no detach"),
