@@ -30,6 +30,8 @@ RESULTS := $(CURDIR)/_build/test/results
 PYTEST = HF_HUB_OFFLINE=1 ICLUTILS_RESULTS="$(RESULTS)" $(BIN)/python -m pytest
 TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
 # Types are a test (tests/test_types.py), which runs beside the others.
+# At night every call is checked against the shapes of its signature, which costs a quarter more.
+SHAPES := --jaxtyping-packages=iclutils,training,beartype.beartype
 STYLE := $(BIN)/ruff check && $(BIN)/ruff format --check
 GRADED = $(if $(HW),--homework $(HW)) $(if $(BUILD),--build "$(BUILD)")
 NUMBERS = $(if $(ARGS),,WHOLE=1) $(PYTEST) tests/test_numbers.py -q
@@ -58,8 +60,8 @@ test: $(READY)  ## style, types, tests, each notebook against its outputs (nbval
 nightly: $(READY)  ## all of it: also what is exhaustive or long, and part of the tier real
 	@$(STYLE)
 	@rm -rf "$(RESULTS)"
-	@status=0; $(PYTEST) tests notebooks -m "nightly or not nightly" --nbval $(TOGETHER) $(ARGS) \
-	  || status=1; $(NUMBERS) || status=1; \
+	@status=0; $(PYTEST) tests notebooks -m "nightly or not nightly" --nbval $(TOGETHER) $(SHAPES) \
+	  $(ARGS) || status=1; $(NUMBERS) || status=1; \
 	  for null in trained random; do $(BIN)/python tools/run.py --weights $$null || status=1; \
 	  $(BIN)/python tools/run.py --tier real-part --weights $$null || status=1; done; \
 	  $(BIN)/python -m pytest tests/test_numbers.py -q || status=1; exit $$status

@@ -43,6 +43,12 @@ def composition_scores(
     W_K, are those of a key ``distance`` tokens before the query, or left out. Subtract
     ``composition_baseline`` before calling a value large.
     """
+    config = model.original_model.config
+    if clip := getattr(getattr(config, "attn_config", config), "clip_qkv", None):
+        raise IclError(
+            f"{kind}-composition cannot be read from this model's weights: its heads clip queries, "
+            f"keys and values at {clip:g}. Patch paths instead (interp.patching)."
+        )
     normed = any(hasattr(x.attn, part) for x in model.blocks for part in ("q_norm", "qk_norm"))
     if kind != "V" and normed:
         raise IclError(

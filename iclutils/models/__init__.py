@@ -13,7 +13,6 @@ from .. import import_lasting
 if TYPE_CHECKING:
     from transformer_lens import ActivationCache
     from transformer_lens.model_bridge import TransformerBridge
-    from transformer_lens.tools.analysis.logit_lens import logit_lens
     from transformer_lens.utilities import get_act_name
     from transformers import PreTrainedModel
 
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 _LIBRARIES = {
     "ActivationCache": "transformer_lens",
     "TransformerBridge": "transformer_lens.model_bridge",
-    "logit_lens": "transformer_lens.tools.analysis.logit_lens",
     "get_act_name": "transformer_lens.utilities",
     "PreTrainedModel": "transformers",
 }

@@ -72,6 +72,14 @@ def without_a_map(folder):
 
 
 ADAPTER = write("adapter_config.json", '{"base_model_name_or_path": "a/b", "peft_type": "LORA"}')
+
+
+def without_its_base(folder):
+    shutil.rmtree(folder)
+    folder.mkdir()
+    ADAPTER(folder)
+
+
 STATES = {
     "empty": (lambda f: shutil.rmtree(f) or f.mkdir(), "has no config.json"),
     "a tensor less": (weights(lambda w: w.pop(MLP)), f"lacking: {MLP}. Mend config"),
@@ -89,6 +97,7 @@ STATES = {
     "changed": (changed, "does not match its recorded SHA-256"),
     "a pointer": (write("model.safetensors", "version https://git-lfs"), "could not be loaded"),
     "an adapter": (ADAPTER, r"adapter of 'a/b'.*Merge it first.*merge_and_unload\(\)"),
+    "an adapter alone": (without_its_base, r"adapter of 'a/b'.*Merge it first"),
     "broken words": (write("tokenizer.json", "{broken"), "The tokenizer .* cannot be read"),
     "quantised": (config(quantization_config={"quant_method": "gptq"}), r"are quantised \(gptq\)"),
     "quantised somehow": (config(quantization_config="4 bits"), r"are quantised \(4 bits\): save"),

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+import transformers as hf
 from random_layers import seeded
 from tiny import save_grouped, tokens
 from torch.nn.functional import pad
@@ -36,6 +37,13 @@ def answers(xs, ys):
     """Of two regressors of 3 dimensions and at most 5 pairs."""
     shape = regressors.Shape(3, 5, "two", 2, 16, 2)
     return regressors.InContextRegressors(shape, [0, 1])(xs, ys)
+
+
+def save_clipped(folder):
+    """An OLMo whose queries, keys and values are bounded."""
+    sizes = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "vocab_size": 60}
+    config = hf.OlmoConfig(**sizes, num_attention_heads=4, clip_qkv=2.0)
+    hf.OlmoForCausalLM(config).save_pretrained(folder)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +113,11 @@ TOKENS = torch.randint(1, 59, (2, 11), generator=seeded(0))
         ),
         ("Qwen-3", lambda m: weights.composition_scores(m, "K"), "^K-composition .* norm their qu"),
         ("Llama-4", lambda m: weights.composition_scores(m, "K"), "^K-composition .* norm their q"),
+        (
+            save_clipped,
+            lambda m: weights.composition_scores(m, "V"),
+            "^V-composition .* its heads clip queries, keys and values at 2",
+        ),
         ("Falcon, ALiBi", lambda m: kv_cache.keys_values(m, TOKENS), "no explicit positions, so"),
         (
             "Gemma-4, wide global heads",
