@@ -41,7 +41,7 @@ window.addEventListener("load", () => {
     const show = () => { bar.remove(); box.classList.remove("waits"); };
     bar.type = "button";
     bar.className = "waits-bar";
-    bar.textContent = `This opens with the ${one ? "answer" : "answers to all bets"} above, or at once with a press here.`;
+    bar.textContent = `This opens with the ${one ? "answer" : "answers to all bets above, and to that of the live figure"}${one ? " above" : ""}, or at once with a press here.`;
     bar.addEventListener("click", () => { show(); box.tabIndex = -1; box.focus(); });
     document.addEventListener("click", () => bets().length || show());
     document.addEventListener("toggle", () => bets().length || show(), true); // it does not bubble
