@@ -111,11 +111,11 @@ def run_without(
     new_of = torch.tensor(source, device=device).repeat_interleave(batch)
     by_row = any(x.ndim == 4 and len(x) > 1 for new in values for x in new.values())
     if by_row:
-        found, state = tokens, row
+        distinct, state = tokens, row
     else:
-        found, which = torch.cat([tokens, at], 1).unique(dim=0, return_inverse=True)
-        found, state = found[:, : tokens.shape[1]], which[row]
-    stream, _ = run_with_hooks(model, found, [], (), 0)
+        distinct, which = torch.cat([tokens, at], 1).unique(dim=0, return_inverse=True)
+        distinct, state = distinct[:, : tokens.shape[1]], which[row]
+    stream, _ = run_with_hooks(model, distinct, [], (), 0)  # (state, pos, d_model)
     none = torch.zeros(1, 1, model.cfg.n_heads, 1, dtype=torch.bool)
     size, order = max(1, ROWS // tokens.shape[1]), []
 
@@ -132,9 +132,10 @@ def run_without(
     for first, end in pairwise([*starts, layers]):
         marks = [masks.get(first, none).expand(batch, -1, -1, -1) for masks, _ in ways]
         lost = torch.cat(marks).to(device)[:, 0, :, 0]  # (way x batch, head)
-        kind = new_of.masked_fill(~lost.any(1), -1)
+        kind = new_of.masked_fill(~lost.any(1), -1)  # which replacement acts here, -1: none
         past = torch.cat([state[:, None], kind[:, None], lost.long()], 1)
         before, (states, state) = state, past.unique(dim=0, return_inverse=True)
+        # of each state one row of (way x batch), which stands for all
         one = state.new_empty(len(states)).scatter_(0, state, torch.arange(len(row), device=device))
         after = []
         for number, some in enumerate(one.split(size)):

@@ -99,11 +99,6 @@ def least_harm(
     values.requires_grad_()  # (layer, head, d_head)
     descent = torch.optim.Adam([values], lr=0.03)
     lowest = [min(layer for layer, _ in heads) for _, heads in cases]
-    streams = [
-        activations(model, task.clean, [get_act_name("resid_pre", layer)]).popitem()[1]
-        for (task, _), layer in zip(cases, lowest, strict=True)
-    ]  # below them nothing changes
-    lowest = [min(layer for layer, _ in heads) for _, heads in cases]
     streams = [  # what the lowest layer reads, which no constant changes
         activations(model, task.clean, [get_act_name("resid_pre", layer)]).popitem()[1]
         for (task, _), layer in zip(cases, lowest, strict=True)
