@@ -87,8 +87,10 @@ class Part:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.manual_seed(seed)
             torch.set_default_dtype(torch.float32)  # in double the same seed draws other inputs
-            given = self.inputs(seed)
-            torch.set_default_dtype(usual)
+            try:
+                given = self.inputs(seed)
+            finally:
+                torch.set_default_dtype(usual)
             if self.draws:
                 again = [(*given[:-1], generator(7)) for _ in range(2)]
                 return plain([answer(*each) for each in [given] * self.draws + again])
