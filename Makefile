@@ -62,7 +62,7 @@ nightly: $(READY)  ## all of it: also what is exhaustive or long, and part of th
 	@rm -rf "$(RESULTS)"
 	@status=0; $(PYTEST) tests notebooks -m "nightly or not nightly" --nbval $(TOGETHER) $(SHAPES) \
 	  $(ARGS) || status=1; $(NUMBERS) || status=1; \
-	  for null in trained random; do $(BIN)/python tools/run.py --weights $$null || status=1; \
+	  $(BIN)/python tools/run.py --weights random || status=1; for null in trained random; do \
 	  $(BIN)/python tools/run.py --tier real-part --weights $$null || status=1; done; \
 	  $(BIN)/python -m pytest tests/test_numbers.py -q || status=1; exit $$status
 
