@@ -1,5 +1,6 @@
 """The scorecard: every claim with what the source says, what was measured on small models, with
-random weights (the null), on a real model and on the source's own. Data and text only."""
+random weights (the null), on a real model and on the source's own. Data and text only: verdicts
+are judged in ``iclutils.claims``."""
 
 from __future__ import annotations
 

@@ -204,8 +204,9 @@ def rotate(
 def rotate_apart(
     model: TransformerBridge, layer: int, distance: int, queries: Vectors, keys: Vectors
 ) -> tuple[Vectors, Vectors]:
-    """Norm and rotate queries, and keys that stand ``distance`` tokens before.
+    """Norm and rotate queries, and keys ``distance`` tokens before them: (*lead, d_head) each.
 
+    Reads a few tokens once for a layer and distance. Where the angles are known, use ``rotate``.
     Refuses a model whose attention scores are not those of its queries and keys.
     """
     parts = zip("qk", (queries, keys), _angles_apart(model, layer, distance), strict=True)

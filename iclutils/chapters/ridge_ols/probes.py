@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ...errors import IclError
 from ...models.regressors import InContextRegressors, as_tokens
 from ...progress import bar
 from ...tasks.regression import Contexts
@@ -25,7 +26,7 @@ from .distances import AT_ONCE
 Kind = Literal["linear", "mlp"]
 States = Float[Tensor, "net layer batch pos width"]
 Targets = Float[Tensor, "target contexts d"]  # of the same contexts; a mismatch gets a cure
-FLOOR = 1e-6  # directions of the hidden states with less of the largest variance count as empty
+FLOOR = 1e-6  # directions of the hidden states with less of the largest variance are damped
 
 
 @torch.no_grad()
@@ -77,10 +78,14 @@ class Probed(NamedTuple):
 
 
 def whiten(states: States, held_out: int, batch_size: int = 128) -> States:
-    """Whiten the states in place, layer by layer, by the contexts that a probe is fitted to: all
-    but the last ``held_out``, in whole batches. Return the same tensor."""
+    """Whiten the states in place, layer by layer, and return them: each position loses its own
+    mean, and all positions share one covariance. Weak directions are damped. Means and covariance
+    are of the contexts that a probe is fitted to: all but the last ``held_out``, in whole batches.
+    """
     net, layer, batch, pos, width = states.shape
-    fitted = (batch - held_out) // max(batch_size, 1) * batch_size
+    fitted = (batch - held_out) // batch_size * batch_size
+    if fitted < 1:
+        raise IclError(f"{batch} contexts leave no batch of {batch_size} to fit; draw more")
     for group in states.view(net * layer, batch, pos, width):
         centred = group - group[:fitted].mean(0)
         flat = centred[:fitted].flatten(0, 1)

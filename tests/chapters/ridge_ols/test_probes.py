@@ -7,6 +7,7 @@ from random_layers import seeded
 from sklearn.linear_model import LinearRegression
 from sklearn.metrics import r2_score
 
+from iclutils import IclError
 from iclutils.chapters.ridge_ols import probes
 from iclutils.models.regressors import InContextRegressors, Shape
 from iclutils.tasks.regression import Contexts, Task, sample
@@ -79,3 +80,8 @@ def test_states_and_targets():
     in_parts = probes.hidden_states(nets, drawn.xs, drawn.ys, batch_size=4)
     torch.testing.assert_close(in_parts, probes.prepare(nets, drawn)[0])
     assert not in_parts.requires_grad
+
+
+def test_too_few_contexts_are_refused():
+    with pytest.raises(IclError, match="600 contexts leave no batch of 128"):
+        probes.whiten(noise(1, 1, 600, 2, 3), HELD)
