@@ -16,7 +16,6 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from ...interp import removal
-from ...interp.clean_corrupt import CleanCorrupt
 from ...interp.head_scores import same_layers
 from ...interp.hooks import Head, logits_at, logits_under
 from ...interp.removal import Outcome, Replacement
@@ -77,7 +76,7 @@ def accuracy(model: TransformerBridge, question: Question) -> float:
     return question.outcome(logits[:, 0]).right.mean().item()
 
 
-def sides(model: TransformerBridge, question: Question, wrong: Question) -> dict[str, Outcome]:
+def outcomes(model: TransformerBridge, question: Question, wrong: Question) -> dict[str, Outcome]:
     """Return the answers after the examples, with these permuted (``wrong``), after the rival's
     examples likewise, and without any."""
     bare, end = question.bare
@@ -123,38 +122,26 @@ def removals(
     sets: Mapping[str, Heads],
     others: Controls,
     constants: Mapping[str, Replacement],
+    compared: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Outcome]:
-    """Return by way what is left without each set of ``sets_to_remove``, or without its controls:
-    (set or control, set, batch), of the sets in ``COMPARED[way]``. ``constants``: what outputs
-    become by ``OTHERS``, ``OWN`` and ``LEAST``."""
-    task, width = question.task, model.cfg.n_heads
+    """Return by way what is left without each of the sets in ``compared[way]`` (``COMPARED``
+    if None), or without its controls: (set or control, set, batch). ``constants``: what outputs
+    become in the ways other than ``RIVAL`` and ``ZERO``."""
+    task, width, compared = question.task, model.cfg.n_heads, compared or COMPARED
     heads = {k: [divmod(i, width) for i in sorted(some)] for k, some in sets.items()}
-    ways = {ZERO: removal.zeros(model), **constants}
-    ways[RIVAL] = removal.outputs_on(model, task.corrupt, RIVALS)
+    new = {ZERO: removal.zeros(model), **constants}
+    new[RIVAL] = removal.outputs_on(model, task.corrupt, RIVALS)
     groups: dict[str, list[Any]] = {}
-    for way in COMPARED:
-        names = sets_of(way, sets)
-        groups[way] = [heads[k] for k in names] + [others[k] for k in names if way in CONTROLLED]
-    new = [ways[way] for way, some in groups.items() for _ in some]
-    flat = removal.without(model, task, [*chain(*groups.values())], new)
+    for way, some in compared.items():
+        drawn = [others[k][: len(task)] for k in some if way in CONTROLLED]
+        groups[way] = [heads[k] for k in some] + drawn
+    ways = [new[way] for way, some in groups.items() for _ in some]
+    flat = removal.without(model, task, [*chain(*groups.values())], ways)
     parts = zip(*(x.cpu().split([*map(len, groups.values())]) for x in flat), strict=True)
     return {
-        way: Outcome(*(x.unflatten(0, (-1, len(sets_of(way, sets)))) for x in part))
+        way: Outcome(*(x.unflatten(0, (-1, len(compared[way]))) for x in part))
         for way, part in zip(groups, parts, strict=True)
     }
-
-
-def beside(
-    model: TransformerBridge,
-    task: CleanCorrupt,
-    sets: Mapping[str, Sequence[Head]],
-    others: Controls,
-    new: Replacement,
-) -> Outcome:
-    """Return what is left without each set, and its controls: (set or control, set, batch)."""
-    groups: list[Any] = [*sets.values(), *(others[k] for k in sets if others)]
-    flat = removal.without(model, task, groups, new)
-    return Outcome(*(x.cpu().unflatten(0, (-1, len(sets))) for x in flat))
 
 
 RIVALS = "the same prompt with the rival's answers"
@@ -164,11 +151,7 @@ COMPARED: dict[str, tuple[str, ...]] = {  # the sets of each way
     LEAST: (BOTH, "match only", EITHER),
     **dict.fromkeys((OWN, RIVAL, ZERO), (BOTH,)),
 }
-
-
-def sets_of(way: str, sets: Mapping[str, Heads]) -> list[str]:
-    """Return the names of the sets that are removed in a way, in their order."""
-    return [k for k in sets if k in COMPARED[way]]
+LIVE = {"resampled": RIVAL, "averaged": OTHERS, "zeroed": ZERO}  # the ways of live figure 7
 
 
 def fit_constants(
@@ -227,8 +210,9 @@ def record(cases: Mapping[str, tuple[Any, ...]], single: Outcome) -> dict[str, A
         text = {"case": case, "text": decode(here.task.clean[row]).strip("\n")}
         text["answers"] = [decode(i).strip() for i in here.task.choices[row]]
         text["whole"] = written(whole.p[row], whole.margin[row])
-        first = {way: (x.p[:, :, row].T, x.margin[:, :, row].T) for way, x in less.items()}
-        return text | {way: written(*x) for way, x in first.items()}
+        for name, way in LIVE.items():
+            text[name] = written(less[way].p[:, :, row].T, less[way].margin[:, :, row].T)
+        return text
 
     sets = {c: x[2].items() for c, x in cases.items()}
     return {

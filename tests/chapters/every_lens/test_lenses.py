@@ -54,7 +54,7 @@ def test_the_difference_of_two_states_in_the_last_layer_makes_one_answer_the_oth
     one = here[:1]
     u = marks.measure(net, one, layer=2, steps=1).u
     said = compare.add_at_target(net, one, [(3, u[3]), (3, 0 * u[3])])
-    sides = compare.sides(net, one, one.shuffle(torch.Generator().manual_seed(0)))
+    sides = compare.outcomes(net, one, one.shuffle(torch.Generator().manual_seed(0)))
     assert torch.allclose(said.margin[0], sides["examples"].margin, atol=1e-2)
     assert torch.equal(said.right[0], sides["examples"].right)
     assert torch.allclose(said.p[1], sides["none"].p, atol=1e-5)
