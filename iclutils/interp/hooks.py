@@ -308,7 +308,7 @@ def activations(
     model: TransformerBridge, tokens: Tokens, names: Collection[str]
 ) -> dict[str, Tensor]:
     """Read the named activations of blocks in a run that goes no further than they are, unembeds
-    one place at most, and in which equal rows are one. With logits: ``models.cached``."""
+    one place at most, and in which equal rows are one. With logits: ``run_with_hooks``."""
     if not names:
         return {}
     stop = _layers(names)[1] + 1

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from .language import (
         HUB,
         bos,
-        cached,
         check_parts,
         check_tokens,
         edit_weights,

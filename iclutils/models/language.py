@@ -24,7 +24,6 @@ from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split, Whitespace
 from torch import Tensor
-from transformer_lens import ActivationCache
 from transformer_lens.model_bridge import TransformerBridge
 from transformer_lens.model_bridge.generalized_components import (
     NormalizationBridge,
@@ -479,24 +478,6 @@ def logits(
     check_tokens(model, tokens)
     with torch.no_grad():
         return model(tokens)
-
-
-def cached(
-    model: TransformerBridge,
-    tokens: Int[Tensor, "batch pos"],
-    names: Callable[[str], bool] | Iterable[str],
-) -> tuple[Float[Tensor, "batch pos vocab"], ActivationCache]:
-    """Return logits and the named activations of one forward pass, without gradients.
-
-    With hooks, or up to a layer alone, see ``interp.hooks.run_with_hooks``.
-    """
-    check_tokens(model, tokens)
-    named = set[str]() if callable(names) else set(names)
-    wanted = names if callable(names) else named.__contains__
-    with torch.no_grad():
-        logits, cache = model.run_with_cache(tokens, names_filter=wanted)
-    check_parts(model, named, cache.keys())
-    return logits, cache
 
 
 def check_parts(model: TransformerBridge, names: Iterable[str], parts: Container[str]) -> None:

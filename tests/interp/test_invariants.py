@@ -15,7 +15,7 @@ from iclutils.chapters.every_lens import question
 from iclutils.interp import attribution, circuit, patching
 from iclutils.interp.clean_corrupt import CleanCorrupt, baselines
 from iclutils.interp.graph import Node, add_to_inputs, change_of_writes, model_graph, output_hook
-from iclutils.interp.hooks import at_positions
+from iclutils.interp.hooks import activations, at_positions
 from iclutils.interp.invariants import blocks
 from tools import architectures
 
@@ -202,7 +202,7 @@ def test_the_slope_of_an_edge_is_how_fast_the_score_is_lost(model, task, generat
     _, edges = parts(graph, generator)
     index = tuple(zip(*map(graph.index, edges), strict=True))
     names = {*map(output_hook, graph.writers)}
-    runs = [models.cached(model, tokens, names)[1] for tokens in (task.clean, task.corrupt)]
+    runs = [activations(model, tokens, names) for tokens in (task.clean, task.corrupt)]
     slopes = []
     for writer, reader in edges:
         share = torch.zeros(len(task), 1, 1, requires_grad=True)

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from tiny import tokens
 
 from iclutils.interp import patching
-from iclutils.interp.hooks import run_with_hooks
+from iclutils.interp.hooks import activations, run_with_hooks
 from iclutils.interp.readout import log_prob
-from iclutils.models import cached, get_act_name
+from iclutils.models import get_act_name
 
 
 def close(got, expected, atol=1e-5, rtol=1e-5):
@@ -48,7 +48,7 @@ def test_the_position_sweep_equals_the_loop(gpt2, neox, data, length, rows):
         patch.setattr(patching, "ROWS", rows)
         got = patching.mlp_position_sweep(model, x, positions, sources, scored)
     names = [get_act_name("mlp_out", layer) for layer in range(model.cfg.n_layers)]
-    _, cache = cached(model, x, names)
+    cache = activations(model, x, names)
     pairs = list(zip(positions.tolist(), sources.tolist(), strict=True))
     edits = [(name, (0, to), cache[name][0, frm]) for name in names for to, frm in pairs]
     close(got, loop(model, x, scored, edits).view_as(got), 3e-5, 1e-4)

@@ -56,10 +56,6 @@ def save_clipped(folder):
         (lambda: models.load("a/b@" + "a" * 40), "Could not fetch a/b at aaaaaaaaaaaa .*mini tier"),
         (lambda: models.logits(small(), tokens(1, 97)), "97 tokens and the model reads at most 96"),
         (lambda: models.logits(small(), torch.tensor([[1, 512]])), "Token ids must lie in"),
-        (
-            lambda: models.cached(small(), tokens(1, 4), [MISSING]),
-            "no blocks.2.hook_mlp_out, which",
-        ),
         (lambda: hooks.run_with_hooks(small(), tokens(1, 4), [], [MISSING]), "no blocks.2.hook_ml"),
         (lambda: answers(torch.zeros(1, 4, 5, 2), torch.zeros(1, 4, 5)), "3 dimensions; got 2"),
         (lambda: answers(torch.zeros(1, 4, 6, 3), torch.zeros(1, 4, 6)), "1 to 5 pairs.*got 6"),
@@ -88,7 +84,6 @@ TOKENS = torch.randint(1, 59, (2, 11), generator=seeded(0))
     [
         ("BLOOM", lambda m: at_query.read(m, TOKENS), "dual models. .* no explicit positi"),
         ("BLOOM", lambda m: weights.qk_matching(m, (0, 0), (1, 0)), "^QK matching .* rotary"),
-        ("BLOOM", lambda m: weights.composition_scores(m, "K", 1), "composition at a distance"),
         ("BLOOM", lambda m: kv_cache.keys_values(m, TOKENS), "A cut memory .* no explicit posi"),
         ("BLOOM", lambda m: weights.qk_matching(m, (0, 0), (2, 0)), "There is no head 2.0"),
         (

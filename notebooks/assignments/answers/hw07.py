@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 from iclutils.chapters.every_lens import question
-from iclutils.models import cached, get_act_name, load
+from iclutils.models import get_act_name, load
 from iclutils.tasks import topics
 from torch.nn.functional import one_hot
 
@@ -321,7 +321,7 @@ def _own_shares(own):
     net = load(f"anchors-{[0, 3, 4, 5, 6, 7][own % 6]}")
     asked = question.of_prompts(topics.sample(256, torch.Generator().manual_seed(own)))
     name, each = get_act_name("resid_post", 1), torch.arange(256)
-    after = [cached(net, x, [name])[1][name][each, asked.at].double()
+    after = [net.run_with_cache(x, names_filter=name)[1][name][each, asked.at].double()
              for x in (asked.task.clean, asked.task.corrupt)]  # fmt: skip
     changes, answer = after[0] - after[1], asked.task.answer[:, 0]
     shares = [common_share(changes[answer == a]) for a in answer.unique()]

@@ -14,7 +14,8 @@ from iclutils.interp import graph
 from iclutils.interp.attribution import direct_logits
 from iclutils.interp.clean_corrupt import copying
 from iclutils.interp.graph import Node, component_outputs, head
-from iclutils.models import cached, get_act_name
+from iclutils.interp.hooks import activations
+from iclutils.models import get_act_name
 
 FIRST, SECOND = head(0, 0), head(1, 0)
 EDGE = (FIRST, Node("k", 1, 0))
@@ -51,7 +52,7 @@ def test_signs_by_another_way(model):
     writers, direct = graph.model_graph(model).writers, direct_logits(model, task)
     assert [*seen] == [node for node in writers if node.kind != "embed"]
     names = [get_act_name("pattern", layer) for layer in range(model.cfg.n_layers)]
-    _, cache = cached(model, task.clean, names)
+    cache = activations(model, task.clean, names)
     rows = torch.arange(len(task))[:, None]
     for node in (head(1, 2), Node("mlp", 1)):
         write = component_outputs(model, task.clean, [node])[node][rows, task.at].double()

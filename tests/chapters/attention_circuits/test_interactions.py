@@ -10,8 +10,8 @@ from wired import save_wired
 from iclutils.chapters.attention_circuits import interactions, stability
 from iclutils.interp.clean_corrupt import baselines, copying, share
 from iclutils.interp.graph import all_heads, head
-from iclutils.interp.hooks import ablate_heads, run_with_hooks
-from iclutils.models import cached, edit_weights, get_act_name, load, logits
+from iclutils.interp.hooks import ablate_heads, activations, run_with_hooks
+from iclutils.models import edit_weights, get_act_name, load, logits
 
 
 def test_wired_pipeline_and_back_ups(wired, tmp_path):
@@ -48,7 +48,7 @@ def test_rotating_a_basis_changes_the_notes_measure_alone(kind, tmp_path):
     assert change[1, 2, [0, 1, 3]].max() > 0.05
     change[1, 2], change[1, :, 2] = 0, 0
     assert change.max() < 1e-4
-    _, cache = cached(plain, ids, [get_act_name("z", 1)])
+    cache = activations(plain, ids, [get_act_name("z", 1)])
     z = cache[get_act_name("z", 1)].numpy()
     pearson = np.corrcoef(z[:, :, 0].ravel(), z[:, :, 3].ravel())[0, 1]
     assert float(before[1, 0, 3]) == pytest.approx(pearson)

@@ -12,8 +12,8 @@ from iclutils.chapters.label_anchors.answers import (
     centre,
     word_loyalty,
 )
-from iclutils.interp.hooks import ablate_heads, run_with_hooks
-from iclutils.models import cached, get_act_name
+from iclutils.interp.hooks import ablate_heads, activations, run_with_hooks
+from iclutils.models import get_act_name
 
 HEADS = [(0, 1), (1, 2)]
 
@@ -32,7 +32,7 @@ def test_heads_are_removed_from_demonstrations_and_queries(model):
     """Against whole prompts, in which the heads write the same mean of other prompts."""
     prompts, others = random_prompts(3, count=4, shared=True), random_prompts(4, count=2)
     name = get_act_name("z", 1)
-    mean = cached(model, others.tokens, [name])[1][name][:, :, 2].mean((0, 1))
+    mean = activations(model, others.tokens, [name])[name][:, :, 2].mean((0, 1))
     hooks = ablate_heads(model, others.tokens, HEADS, "mean", others.tokens)
     written = run_with_hooks(model, prompts.tokens, hooks, [name])[1][name][:, :, 2]
     torch.testing.assert_close(written, mean.expand_as(written))

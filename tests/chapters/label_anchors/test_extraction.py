@@ -18,7 +18,6 @@ from iclutils.chapters.label_anchors.extraction import (
     label_reading,
 )
 from iclutils.interp.readout import target_logits
-from iclutils.models import cached, get_act_name
 from iclutils.tasks.prompts import class_logits
 
 
@@ -27,7 +26,7 @@ def test_attention_is_summed_over_demonstrations_and_heads_or_prompts(model, sho
     prompts = random_prompts(count=5, classes=3, shots=shots, longest=3)
     found, predicted = label_attention(model, prompts, batch_size=2)
     layers, heads = range(model.cfg.n_layers), model.cfg.n_heads
-    _, cache = cached(model, prompts.tokens, {get_act_name("pattern", layer) for layer in layers})
+    _, cache = model.run_with_cache(prompts.tokens)
     expected = torch.zeros(5, len(layers), heads, 3)
     for row, q in enumerate(prompts.target.tolist()):
         for layer in layers:
