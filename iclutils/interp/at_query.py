@@ -229,7 +229,7 @@ def _angles_apart(model: TransformerBridge, layer: int, distance: int) -> tuple[
     q, k = (each.transpose(0, 1) for each in states)
     ours = (q @ k.mT / q.shape[-1] ** 0.5).tril()
     theirs = cache[get_act_name("attn_scores", layer)][0].tril()
-    _refuse_other_scores("QK matching and composition at a distance", ours, theirs)
+    _refuse_other_scores("QK matching at a distance", ours, theirs)
     if turns is None:
         return None, None
     cos, sin = turns

@@ -35,13 +35,12 @@ def copying_scores(model: TransformerBridge) -> Float[Tensor, "layer head"]:
 
 
 def composition_scores(
-    model: TransformerBridge, kind: Literal["Q", "K", "V"], distance: int | None = None
+    model: TransformerBridge, kind: Literal["Q", "K", "V"]
 ) -> Float[Tensor, "layer head layer head"]:
     """Measure Elhage's composition of an earlier head with a later one: |W_OV W| / (|W_OV| |W|).
 
     Frobenius norms; 0 unless the second head is in a later layer. Rotary positions, between W_Q and
-    W_K, are those of a key ``distance`` tokens before the query, or left out. Subtract
-    ``composition_baseline`` before calling a value large.
+    W_K, are left out. Subtract ``composition_baseline`` before calling a value large.
     """
     config = model.original_model.config
     if clip := getattr(getattr(config, "attn_config", config), "clip_qkv", None):
@@ -58,10 +57,6 @@ def composition_scores(
     check_channels(model)
     out = torch.stack([block.reaching for block in blocks(model)])
     values, queries, keys = model.W_V, model.W_Q, model.W_K
-    if distance is not None:
-        layers = enumerate(zip(queries, keys, strict=True))
-        turned = [rotate_apart(model, layer, distance, *heads) for layer, heads in layers]
-        queries, keys = map(torch.stack, zip(*turned, strict=True))
     reads = {"Q": (queries, keys.mT), "K": (keys, queries.mT), "V": (values, out)}
     left, right = reads[kind]
     written, scored = values.mT @ values, right @ right.mT  # |A B C| needs A'A and CC' alone

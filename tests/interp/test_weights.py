@@ -79,29 +79,6 @@ def test_qk_matching_equals_the_dense_matrix(tmp_path, among):
     assert found == pytest.approx(tuple(expected), abs=2 / 700)
 
 
-def turn(size, distance):
-    """The matrix between a query and a key so many tokens before it: halves paired."""
-    angle = distance * 10_000.0 ** (-torch.arange(0, size, 2).double() / size)
-    cos, sin = angle.cos().diag(), angle.sin().diag()
-    return torch.cat([torch.cat([cos, -sin], 0), torch.cat([sin, cos], 0)], 1)
-
-
-@pytest.mark.parametrize("kind", ["Q", "K"])
-def test_composition_under_rotary_positions_turns_queries_and_keys(kind, tmp_path):
-    """Scores of one head on two tokens, read off the model, give its W_QK at that distance."""
-    save_grouped(tmp_path)
-    model, distance = models.load(tmp_path), 5
-    scores = weights.composition_scores(model, kind, distance)
-    q, k = (w[2, 3].double() for w in (model.W_Q, model.W_K))
-    ov = (model.W_V[0, 1] @ model.W_O[0, 1]).double()
-    qk = q @ turn(model.cfg.d_head, distance) @ k.T
-    read = qk if kind == "Q" else qk.T
-    expected = (ov @ read).norm() / (ov.norm() * read.norm())
-    assert scores[0, 1, 2, 3].item() == pytest.approx(expected.item(), rel=1e-4)
-    plain = weights.composition_scores(model, kind)
-    assert not torch.allclose(plain, scores)
-
-
 # Would catch a turn in the wrong direction, of queries and keys alike, or before the norm.
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 @pytest.mark.parametrize("distance", [1, 6])
