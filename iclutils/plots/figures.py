@@ -14,11 +14,10 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from textwrap import fill
-from typing import Any, SupportsFloat
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-import torch
 from jaxtyping import Float, Num
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
@@ -250,38 +249,11 @@ def dots(
     return figure
 
 
-def bars(
-    groups: Mapping[str, Sequence[Sequence[float]]],
-    labels: Sequence[str],
-    ylabel: str,
-    line: float | None = None,
-) -> Figure:
-    """Draw grouped bars with error bars: ``groups`` maps a series to (value, error) per label."""
-    figure, (axes,) = canvas()
-    width = 0.8 / len(groups)
-    where = torch.arange(len(labels), dtype=torch.float)
-    for i, (name, pairs) in enumerate(groups.items()):
-        values, errors = zip(*pairs, strict=True)
-        shift = (i - (len(groups) - 1) / 2) * width
-        spread = errors if any(errors) else None  # no error bars without spread
-        axes.bar(where + shift, values, width, yerr=spread, color=COLOURS[i], label=name, capsize=2)
-    if line is not None:
-        axes.axhline(line, color=GREY, ls="--", lw=1)
-    axes.set(ylabel=ylabel, xticks=where, xticklabels=labels)
-    axes.axhline(0, color="black", lw=0.5)
-    if max(len(line) for name in labels for line in name.split("\n")) * len(labels) > 90:
-        axes.set_xticks(where, labels, rotation=40, ha="right")
-    if len(groups) > 1:
-        figure.legend(loc="outside lower center", ncols=len(groups))
-    return figure
-
-
 def curves(
     panels: Mapping[str, Mapping[str, Line]],
     xlabel: str | Sequence[str],
     log_x: bool = False,
     log_y: bool = False,
-    in_a_row: int = 2,
     alike: bool = False,
 ) -> Figure:
     """Draw one panel per quantity, one line per series: (x, y), or (x, y, low, high) with a band;
@@ -291,7 +263,7 @@ def curves(
     legend. Series that are ``alike``, such as training seeds, are grey and have no names. A
     logarithmic x axis that starts at 0 (training steps) is linear up to 100.
     """
-    columns = min(in_a_row, len(panels))
+    columns = min(2, len(panels))
     rows = math.ceil(len(panels) / columns)
     figure, axes = canvas(columns, 7.0 if columns > 1 else 4.2, 2.6 * rows, rows)
     for ax in axes[len(panels) :]:
@@ -329,10 +301,3 @@ def curves(
         for ax in axes[: len(panels)]:
             ax.legend(fontsize=8)
     return figure
-
-
-def by_layer(
-    values: Mapping[str, Sequence[SupportsFloat] | Num[Tensor, "layer"]],
-) -> dict[str, Line]:
-    """Make lines for ``curves`` whose x is the layer, from 0."""
-    return {name: (range(len(line)), [*map(float, line)]) for name, line in values.items()}

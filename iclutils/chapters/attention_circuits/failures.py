@@ -38,7 +38,6 @@ ENOUGH = 0.2  # share of the lost score that a part to blame brings back
 
 Symptoms = dict[Node, dict[str, Float[Tensor, "_"]]]  # by component and name, (case)
 Covariances = Mapping[Node, LedoitWolf]
-Pattern = Float[Tensor, "batch dest src"]
 
 
 @dataclass(frozen=True)
