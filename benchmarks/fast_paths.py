@@ -21,19 +21,17 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from iclutils.chapters.contrastive_kernel.dual import dual_form
 from iclutils.chapters.label_anchors.saliency import saliency
 from iclutils.chapters.ridge_ols.algorithms import ridge
-from iclutils.interp import invariants, patching, removal
-from iclutils.interp.attribution import direct_logits, edge_attribution
-from iclutils.interp.clean_corrupt import CleanCorrupt, copying
+from iclutils.interp import patching, removal
+from iclutils.interp.clean_corrupt import CleanCorrupt
 from iclutils.interp.graph import all_heads
 from iclutils.interp.hooks import head_masks, logits_at, put_heads, run_with_hooks
 from iclutils.interp.readout import log_prob
 from iclutils.models import get_act_name, load, logits
-from iclutils.models.trace import trace, traced
 from iclutils.tasks import topics
 from iclutils.tasks.prompts import class_logits
 from iclutils.tasks.repeated import repeated_tokens
 
-TURNS, ASKED = 3, 15  # a share of some per cent takes more turns to tell
+TURNS = 3
 
 
 def compare(name, fast, plain, tolerance, share=1.0):
@@ -173,53 +171,9 @@ def dual():
     compare("dual models of a layer", lambda: dual_form(q, k, v, shown, lower)[1], loop, 1e-8)
 
 
-def asked():
-    """Time what is asked of a model once, before its parts are measured, beside such measures; and
-    the watched pass that it is asked of, beside the loading of which it is a part.
-
-    On two cores of an EPYC watching took 2.2 % of loading. What is asked afterwards took 0.2 % of
-    the edges of 8 sequences of 51 tokens and 1.9 % of those of 2 of 21; of direct effects, which
-    are one pass themselves, 0.6 % and 2.8 %: every W_O is multiplied with three tokens.
-    """
-
-    def seconds(way, *given):
-        start = time.process_time()
-        way(*given)
-        return time.process_time() - start
-
-    loaded, passes, watched, wired, edges, effects = ([] for _ in range(6))
-    with tempfile.TemporaryDirectory() as folder:
-        GPT2LMHeadModel(GPT2Config(n_layer=6)).save_pretrained(folder)
-        for _ in range(ASKED):
-            loaded.append(seconds(load, folder))
-            model = load(folder)  # nothing has been asked of it
-            tokens, stream = traced(model).tokens, torch.ones(3, model.cfg.d_model)
-            passes.append(seconds(logits, model, tokens))
-            watched.append(seconds(trace, model, tokens))
-            wired.append(seconds(invariants.blocks, model))
-            edges.append(wired[-1] + seconds(invariants.check_channels, model))
-            first, again = (
-                seconds(invariants.logit_direction, model, stream, stream[0]) for _ in range(2)
-            )
-            effects.append(wired[-1] + first - again)  # less what every call does
-    more = statistics.median(watched) - statistics.median(passes)
-    print(
-        f"{'watched, of loading':<44} {100 * more / statistics.median(loaded):7.1f} %", flush=True
-    )
-    for way, before in ((edge_attribution, edges), (direct_logits, effects)):
-        for size in ((8, 25), (2, 10)):
-            task = copying(model, *size, torch.Generator().manual_seed(0))
-            turns = ASKED if way is direct_logits else TURNS
-            measured = statistics.median(seconds(way, model, task) for _ in range(turns))
-            name = f"asked once, of {way.__name__} {size[0]} x {size[1]}"
-            print(f"{name:<44} {100 * statistics.median(before) / measured:7.1f} %", flush=True)
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    known = {
-        each.__name__: each for each in (prefixes, heads, sets_of_heads, label_words, dual, asked)
-    }
+    known = {each.__name__: each for each in (prefixes, heads, sets_of_heads, label_words, dual)}
     if unknown := [name for name in sys.argv[1:] if name not in known]:
         sys.exit(f"{__doc__}\nThere is no benchmark {unknown[0]!r}, only {', '.join(known)}.")
     for name in sys.argv[1:] or known:
