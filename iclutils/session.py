@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,9 @@ from typing import Any, SupportsFloat
 
 import torch
 from IPython import get_ipython
+from jaxtyping import Float
 from matplotlib_inline.backend_inline import set_matplotlib_formats
+from torch import Tensor
 
 from . import cache, claims, models, presets, scorecard
 from .cache import Arguments, Value
@@ -139,12 +141,13 @@ class Session:
         null: Any = None,
         **detail: Any,
     ) -> None:
-        """Judge a measurement against its claim: a mean with its standard error over ``count``,
-        or a sequence of repetitions; ``null``, of the cell's own, is such a triple or a sequence,
-        in the order of the repetitions if it has as many.
+        """Judge a measurement against its claim: a mean with its standard error over ``count``, a
+        sequence of repetitions, or a map of what was measured by model (``repetitions``); ``null``,
+        of the cell's own, is such a triple, sequence or map, in the order of the repetitions.
         The verdict is kept, not printed (``table``, and the page of the chapter, show it). Only
         report what is undefined (NaN), or measured on a model of the reader's that is not the
         tier's for this chapter. ``detail`` is anything else worth keeping."""
+        value, null = (repetitions(x) if isinstance(x, Mapping) else x for x in (value, null))
         claim, measured = claims.find(claim_id), claims.summary(value, float(spread), count)
         if math.isnan(measured[0]) and self.weights == "trained":
             print(f"{claims.UNDEFINED:<15} {claim_id}")
@@ -223,6 +226,16 @@ def begin(
     untrained = ", random weights" if weights == "random" else ""
     print(f"{chosen.column} tier, {what}{untrained}, seed {seed}, {where}")
     return Session(chosen, model, seed, where, weights)
+
+
+def repetitions(
+    cases: Mapping[Hashable, Float[Tensor, "*sample"] | Sequence[SupportsFloat] | SupportsFloat],
+) -> Float[Tensor, "_"] | float:
+    """Return the repetitions behind a claim: the mean of each case, or samples of a single one."""
+    samples = [torch.as_tensor(values).double().cpu().flatten() for values in cases.values()]
+    if len(samples) > 1:
+        return torch.stack([values.mean() for values in samples])
+    return samples[0] if len(samples[0]) > 1 else samples[0].mean().item()  # of none, NaN
 
 
 def _tiers_named_by(model: str) -> tuple[str, ...]:

@@ -192,3 +192,12 @@ def test_worked_examples_take_smollm2_or_say_what_takes_its_place(capsys, monkey
     words = ["<bos>", "A", " rose", " is", "\n", "a", " rose", ",", " is"]
     assert net.to_str_tokens(text) == words
     assert net.to_tokens(text + " tulip")[0].tolist() == [511, 0, 1, 2, 3, 4, 1, 5, 2, 511]
+
+
+def test_of_several_cases_the_means_are_repeated_and_of_one_its_samples():
+    two = {"a": torch.tensor([1.0, 3.0]), "b": torch.tensor([5.0])}
+    assert session.repetitions(two).tolist() == [2.0, 5.0]
+    assert session.repetitions({"a": two["a"]}).tolist() == [1.0, 3.0]
+    assert session.repetitions({"a": 4.0, "b": 6.0}).tolist() == [4.0, 6.0]
+    assert session.repetitions({"a": 4.0}) == 4.0
+    assert math.isnan(session.repetitions({"a": torch.empty(0)})), "undefined, as of no head"

@@ -6,7 +6,7 @@ Sources: Benjamini and Hochberg 1995; Westfall and Young 1993 (the largest of ma
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import SupportsFloat
 
 import torch
@@ -21,16 +21,6 @@ def mean_se(values: Float[Tensor, "sample"]) -> tuple[float, float]:
     """Return mean and standard error over independent samples (0 of a single one)."""
     error = (values.std() / len(values) ** 0.5).item() if len(values) > 1 else 0.0
     return values.mean().item(), error
-
-
-def repetitions(
-    cases: Mapping[Hashable, Float[Tensor, "*sample"] | Sequence[SupportsFloat] | SupportsFloat],
-) -> Float[Tensor, "_"] | float:
-    """Return the repetitions behind a claim: the mean of each case, or samples of a single one."""
-    samples = [torch.as_tensor(values).double().cpu().flatten() for values in cases.values()]
-    if len(samples) > 1:
-        return torch.stack([values.mean() for values in samples])
-    return samples[0] if len(samples[0]) > 1 else samples[0].mean().item()  # of none, NaN
 
 
 def area(

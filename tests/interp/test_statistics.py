@@ -1,6 +1,5 @@
 """Predictions against cross-entropy; statistics against the textbook, scipy and enumeration."""
 
-import math
 import statistics as textbook
 
 import numpy as np
@@ -60,15 +59,6 @@ def test_significance_by_enumeration():
     assert 0 < left.sum() < 5
     threshold = statistics.step_down_threshold(values, seeded(2), draws=20_000)
     assert threshold == pytest.approx(expected, abs=0.03)
-
-
-def test_of_several_cases_the_means_are_repeated_and_of_one_its_samples():
-    two = {"a": torch.tensor([1.0, 3.0]), "b": torch.tensor([5.0])}
-    assert statistics.repetitions(two).tolist() == [2.0, 5.0]
-    assert statistics.repetitions({"a": two["a"]}).tolist() == [1.0, 3.0]
-    assert statistics.repetitions({"a": 4.0, "b": 6.0}).tolist() == [4.0, 6.0]
-    assert statistics.repetitions({"a": 4.0}) == 4.0
-    assert math.isnan(statistics.repetitions({"a": torch.empty(0)})), "undefined, as of no head"
 
 
 def test_models_are_repeated_and_of_a_single_one_fifths_of_its_rows():
