@@ -186,19 +186,16 @@ def signed(
     named: Mapping[str, Float[Tensor, "row column"]],
     xlabel: str,
     ylabel: str,
-    columns: int = 4,
     rows_named: Sequence[str] = (),
     columns_named: Sequence[str] = (),
 ) -> Figure:
     """Draw maps side by side, zero in the middle of their common scale; values are written in where
     they fit. For shares use ``shares``."""
-    columns = min(columns, len(named))
-    rows = math.ceil(len(named) / columns)
-    width, height = (7.6, 2.5) if columns > 1 else (5.0, 3.6)
-    figure, axes = canvas(columns, width=width, height=height * rows, rows=rows)
+    width, height = (7.6, 2.5) if len(named) > 1 else (5.0, 3.6)
+    figure, axes = canvas(len(named), width, height)
     turn = 40 if len(columns_named) < 10 else 90
     reach = max(float(values.abs().max()) for values in named.values()) or 1.0
-    for ax, (name, values) in zip(axes, named.items(), strict=False):
+    for ax, (name, values) in zip(axes, named.items(), strict=True):
         digits = 1 if values.numel() <= 16 else None
         image = _map(ax, values, -reach, reach, rows_named, columns_named, turn, digits)
         ax.set(title=name, xlabel=xlabel)
