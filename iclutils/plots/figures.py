@@ -251,14 +251,12 @@ def curves(
     xlabel: str | Sequence[str],
     log_x: bool = False,
     log_y: bool = False,
-    alike: bool = False,
 ) -> Figure:
     """Draw one panel per quantity, one line per series: (x, y), or (x, y, low, high) with a band;
     ``xlabel`` is one for all, or for each.
 
     Few lines carry their names; with more, panels whose series have the same names share one
-    legend. Series that are ``alike``, such as training seeds, are grey and have no names. A
-    logarithmic x axis that starts at 0 (training steps) is linear up to 100.
+    legend. A logarithmic x axis that starts at 0 (training steps) is linear up to 100.
     """
     columns = min(2, len(panels))
     rows = math.ceil(len(panels) / columns)
@@ -267,7 +265,7 @@ def curves(
         ax.set_visible(False)
     below = [xlabel] * len(panels) if isinstance(xlabel, str) else xlabel
     for ax, (title, lines), under in zip(axes, panels.items(), below, strict=False):
-        styles = cycle([(GREY, "o-")] if alike else zip(COLOURS, STROKES, strict=True))
+        styles = cycle(zip(COLOURS, STROKES, strict=True))
         for (name, (x, y, *band)), (colour, stroke) in zip(lines.items(), styles, strict=False):
             stroke = stroke[1:] if band else stroke
             label = re.sub(r"^([A-Z])_([a-z]{2})$", r"$\1_{\2}$", name)  # S_pq as in the text
@@ -283,8 +281,6 @@ def curves(
         else:
             ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         ax.set(title=title, xlabel=under)
-    if alike:
-        return figure
     series = [list(lines) for lines in panels.values()]
     shared = all(names == series[0] for names in series)
     if all(len(names) <= FEW and max(map(len, names)) <= SHORT for names in series):
