@@ -24,6 +24,7 @@ Kind = Literal["linear", "softmax"]
 Variant = Literal["plain", "regularised", "values", "both", "negatives"]
 Inputs = Float[Tensor, "*xs_batch n d"]  # (batch, n, d), or with an ensemble axis in front
 Labels = Float[Tensor, "*ys_batch ys_n"]  # a mismatch is refused with a cure
+EVERY = slice(None)  # token
 POSITIONS = 10  # channels that tell positions apart, where x and y are tokens of their own
 
 
@@ -99,15 +100,17 @@ def attend(
     keys: int,
     kind: Kind = "linear",
     change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
-) -> Float[Tensor, "*ensemble batch pos channel"]:
-    """Return what a layer adds to every token, Σ_heads P Σ_i V e_i a(K e_i, Q e_j), i < ``keys``.
+    some: slice = EVERY,
+) -> Float[Tensor, "*ensemble batch pos_out channel"]:
+    """Return what a layer adds to ``some`` tokens e_j: Σ_heads P Σ_i V e_i a(K e_i, Q e_j), i <
+    ``keys``.
 
     ``linear``: a is the inner product, neither scaled nor normalised. ``softmax``: the usual one,
     scaled by the square root of the inner width. ``change`` is applied to keys and values.
     """
     split = "...btc,...hck->...bhtk"
     seen = tokens[..., :keys, :]
-    query = torch.einsum(split, tokens, layer.query)
+    query = torch.einsum(split, tokens[..., some, :], layer.query)
     key, value = (torch.einsum(split, seen, part) for part in (layer.key, layer.value))
     if change is not None:
         key, value = change(key, value)
@@ -167,13 +170,16 @@ class LinearSelfAttention(Ensemble):
 
         Without an ensemble axis, or with one of length 1, every network gets the same contexts.
         """
-        last = self.resid(xs, ys)[-1][..., -1, :]
+        last = self.resid(xs, ys, slice(-1, None))[-1][..., 0, :]
         if self.shape.width:
             return torch.einsum("mbc,mco->mb", last, self.others["read_out"])
         return -last[..., self.shape.dim]
 
-    def resid(self, xs: Inputs, ys: Labels) -> list[Float[Tensor, "networks batch pos channel"]]:
-        """Return the tokens before the first layer, and after each."""
+    def resid(
+        self, xs: Inputs, ys: Labels, some: slice = EVERY
+    ) -> list[Float[Tensor, "networks batch pos_of_layer channel"]]:
+        """Return the tokens before the first layer, and after each; after the last only ``some``,
+        where no more are needed."""
         xs, ys = self.contexts(xs, ys)
         if xs.shape[-2] < 2:
             raise IclError("A context needs at least one pair, and the query last.")
@@ -183,7 +189,8 @@ class LinearSelfAttention(Ensemble):
             tokens = torch.einsum("mbtr,mrc->mbtc", tokens, self.others["read_in"])
         stream = [tokens]
         for number in range(self.shape.layers):
-            stream.append(self._advanced(stream[-1], number))
+            is_last = number == self.shape.layers - 1
+            stream.append(self._advanced(stream[-1], number, some if is_last else EVERY))
         return stream
 
     def layer(self, number: int = 0) -> Layer:
@@ -194,8 +201,9 @@ class LinearSelfAttention(Ensemble):
         at = 0 if self.shape.shared else number
         return [among[name][:, at] for name in names]
 
-    def _advanced(self, x: Tensor, number: int) -> Tensor:
-        """Send tokens (ensemble, batch, pos, channel) through the MLP and attention of a layer."""
+    def _advanced(self, x: Tensor, number: int, some: slice) -> Tensor:
+        """Send tokens (ensemble, batch, pos, channel) through the MLP and attention of a layer, and
+        return ``some`` of them."""
         if self.shape.hidden:
             up, bias, down = self._of_layer(number, self.others, "up", "bias", "down")
             hidden = functional.gelu(torch.einsum("mbtc,mcj->mbtj", x, up) + bias[:, None])
@@ -207,7 +215,8 @@ class LinearSelfAttention(Ensemble):
             seen = seen + shift[:, None, None]
         keys = x.shape[-2] - (not self.shape.sees_query)
         change = None if self.shape.variant == "plain" else self._varied
-        x = x + attend(seen, self.layer(number), keys, self.shape.kinds[number], change)
+        added = attend(seen, self.layer(number), keys, self.shape.kinds[number], change, some)
+        x = x[..., some, :] + added
         return x.clamp(-self.shape.clip, self.shape.clip) if self.shape.clip else x
 
     def _varied(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
