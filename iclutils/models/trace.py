@@ -89,7 +89,8 @@ def trace(model: TransformerBridge, tokens: Int[Tensor, "1 pos"]) -> Trace:
         begins[new.grad_fn] = name
         return new
 
-    hooks: list[Any] = [(x, partial(cut, x)) for x in names if x in model.hook_dict]
+    points = model.hook_dict  # made anew each time
+    hooks: list[Any] = [(x, partial(cut, x)) for x in names if x in points]
     handle = model.blocks[0].register_forward_hook(lambda block, args, out: handed.append(out))
     try:
         with torch.enable_grad(), warnings.catch_warnings():
