@@ -40,7 +40,8 @@ def hidden_states(
     0 is the embedding. For the states after n pairs give n + 1 pairs: the last is the query."""
     shape, nets = networks[0].shape, sum(len(net.seeds) for net in networks)
     pos = as_tokens(xs[:1], ys[:1], shape.format).shape[1]
-    states = networks[0].positions.new_empty(nets, shape.layers + 1, len(xs), pos, shape.width)
+    by_position = nets, shape.layers + 1, pos, len(xs), shape.width  # as a probe mixes them
+    states = networks[0].positions.new_empty(by_position).transpose(2, 3)
     for first in range(0, len(xs), batch_size):
         rows = slice(first, first + batch_size)
         streams = [net.resid(xs[rows], ys[rows]) for net in networks]
