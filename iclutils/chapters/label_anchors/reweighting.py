@@ -1,8 +1,8 @@
 """Re-weighting: learn how much the target listens to each label word.
 
 The target's attention to the label word of class i, in layer l and head h, is multiplied by
-``exp(beta[l, h, i])`` after the softmax, which is scaling the value. Nothing before the target sees
-it, so a step of training runs one token. Other tokens are re-weighted where ``label_pos`` of the
+``exp(beta[l, h, i])`` after the softmax. Nothing before the target sees it, so a step of training
+runs one token. Other tokens are re-weighted where ``label_pos`` of the
 prompts names these. Source: Wang et al. 2023, section 3.1, appendices G and H."""
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from ...interp.hooks import Hook
+from ...interp.invariants import check_editable
 from ...interp.kv_cache import States, read_with_cache, whole_states
 from ...interp.readout import check_prompts, in_batches
-from ...models import TransformerBridge
+from ...models import TransformerBridge, get_act_name
 from ...progress import bar
 from ...tasks.prompts import Prompts, class_logits, join
 from .answers import Answers
@@ -47,21 +49,26 @@ class LastStep:
     def logits(self, beta: Beta) -> Float[Tensor, "batch vocab"]:
         """Return logits at the target under one ``beta`` or one a prompt, differentiable in it."""
         prompts, target = self.prompts, self.prompts.target
-        scale = prompts.by_demonstration(beta.expand(len(prompts), -1, -1, -1)).exp()
+        factors = prompts.by_demonstration(beta.expand(len(prompts), -1, -1, -1)).exp()
+        at = prompts.label_pos[:, None, None].expand(-1, factors.shape[2], 1, -1)
+
+        def scale(layer: int, by: Float[Tensor, "batch head demo"]) -> Hook:
+            def edit(pattern: Tensor, hook: object) -> Tensor:  # (batch, head, 1, src)
+                return pattern.scatter(-1, at, pattern.gather(-1, at) * by[:, :, None])
+
+            return get_act_name("pattern", layer), edit
+
         place = torch.arange(prompts.tokens.shape[1], device=target.device)
-        scaled = []  # of each layer, (batch, head, pos, d_head)
-        for value, by in zip(self.values, scale.unbind(1), strict=True):  # by: (batch, head, demo)
-            at = prompts.label_pos[:, None, :, None].expand(-1, value.shape[1], -1, value.shape[3])
-            scaled.append(value.scatter(2, at, value.gather(2, at) * by[..., None]))
         return read_with_cache(
             self.model,
             self.keys,
-            tuple(scaled),
+            self.values,
             place < target[:, None],
             prompts.tokens.gather(1, target[:, None]),
             torch.ones_like(target[:, None], dtype=torch.bool),
             target[:, None],
             torch.zeros_like(target[:, None]),
+            [scale(*item) for item in enumerate(factors.unbind(1))],
         )[:, 0]
 
     def losses(self, beta: Beta) -> Float[Tensor, "batch"]:
@@ -78,58 +85,50 @@ class LastStep:
 def prepare(model: TransformerBridge, prompts: Prompts) -> LastStep:
     """Run everything before the target, once; the label words are to be re-weighted."""
     check_prompts(model, prompts)
+    check_editable(model)
     keys, values = whole_states(model, prompts)
     return LastStep(model, prompts, keys, values)
 
 
 def fit(
-    step: LastStep,
+    model: TransformerBridge,
+    each: Sequence[Prompts],
     generator: torch.Generator | None,
     epochs: int = 10,
     batch: int | None = 1,
     lr: float = 0.01,
     batch_size: int | None = None,
-) -> Float[Tensor, "layer head cls"]:
-    """Learn beta on training prompts of one set of demonstrations.
+) -> Float[Tensor, "set layer head cls"]:
+    """Learn a beta from the training prompts of each set of demonstrations.
 
     The defaults are the paper's: from 0, Adam on the cross-entropy over the label words, one row a
     step (``batch=None``: all), shuffled in each of ten epochs (without a generator: in order).
-    ``batch_size``: rows in a pass, whose gradients are added up.
+    ``batch_size``: rows in a pass, whose gradients are added up; where all rows of a set are one
+    step, a pass holds as many sets as fit.
     """
-    cfg, prompts = step.model.cfg, step.prompts
-    shape = cfg.n_layers, cfg.n_heads, prompts.classes
-    beta = torch.zeros(shape, device=prompts.target.device, requires_grad=True)
-    adam = torch.optim.Adam([beta], lr=lr)
-    for _ in bar(range(epochs), "epochs"):
-        order = torch.arange(len(prompts))
-        if generator is not None and batch is not None:
-            order = torch.randperm(len(prompts), generator=generator, device=generator.device)
-        for rows in order.to(beta.device).split(batch or len(prompts)):
-            adam.zero_grad()
-            for few in rows.split(batch_size or len(rows)):
-                part = step if batch is None and len(few) == len(prompts) else step[few]
-                with torch.enable_grad():
-                    (part.losses(beta).sum() / len(rows)).backward()
-            adam.step()
-    return beta.detach()
-
-
-def fit_sets(
-    model: TransformerBridge, each: Sequence[Prompts], epochs: int, lr: float
-) -> Float[Tensor, "set layer head cls"]:
-    """Learn what ``fit`` learns from each of several sets with all rows a step, in one pass of all
-    sets a step: of a small network that takes a quarter less time."""
+    together = 1 if batch else max(1, (batch_size or sum(map(len, each))) // max(map(len, each)))
+    if together < len(each):
+        parts = (each[i : i + together] for i in range(0, len(each), together))
+        how = generator, epochs, batch, lr, batch_size
+        return torch.cat([fit(model, some, *how) for some in parts])
     step = prepare(model, join(each))
-    sizes = torch.tensor([len(train) for train in each], device=step.prompts.target.device)
-    of_set = torch.arange(len(each), device=sizes.device).repeat_interleave(sizes)
+    device, rows_of = step.prompts.target.device, torch.tensor([*map(len, each)])
+    of_set = torch.arange(len(each)).repeat_interleave(rows_of).to(device)
     shape = len(each), model.cfg.n_layers, model.cfg.n_heads, step.prompts.classes
-    beta = torch.zeros(shape, device=sizes.device, requires_grad=True)
+    beta = torch.zeros(shape, device=device, requires_grad=True)
     adam = torch.optim.Adam([beta], lr=lr)
     for _ in bar(range(epochs), "epochs"):
-        adam.zero_grad()
-        with torch.enable_grad():
-            (step.losses(beta[of_set]) / sizes[of_set]).sum().backward()
-        adam.step()
+        order = torch.arange(len(of_set))
+        if generator is not None and batch is not None:
+            order = torch.randperm(len(of_set), generator=generator, device=generator.device)
+        for rows in order.to(device).split(batch or len(of_set)):
+            adam.zero_grad()
+            share = 1 / of_set[rows].bincount(minlength=len(each))  # of a row in its set's mean
+            for few in rows.split(batch_size or len(rows)):
+                part = step if batch is None and len(few) == len(of_set) else step[few]
+                with torch.enable_grad():
+                    (part.losses(beta[of_set[few]]) * share[of_set[few]]).sum().backward()
+            adam.step()
     return beta.detach()
 
 
@@ -146,11 +145,7 @@ def compare(
 
     ``pairs`` are training prompts and other queries on the same demonstrations, which are
     answered; the other arguments are those of ``fit``."""
-    if batch is None and batch_size is None:
-        betas = iter(fit_sets(model, [train for train, _ in pairs], epochs, lr))
-    else:
-        how = generator, epochs, batch, lr, batch_size
-        betas = (fit(prepare(model, train), *how) for train, _ in pairs)
+    betas = fit(model, [train for train, _ in pairs], generator, epochs, batch, lr, batch_size)
     before_and_after = []
     for (_, test), beta in zip(pairs, betas, strict=True):
 

@@ -63,7 +63,7 @@ def test_gradient_at_zero_is_the_saliency_of_the_edge(model):
 @pytest.mark.parametrize(("batch", "seed"), [(None, 3), (1, None)])
 def test_a_fit_is_steps_of_adam(gpt2, batch, seed):
     prompts, draw = random_prompts(7, count=4, shared=True), seeded(seed) if seed else None
-    found = fit(prepare(gpt2, prompts), draw, epochs=2, batch=batch)
+    (found,) = fit(gpt2, [prompts], draw, epochs=2, batch=batch)
     assert all(p.grad is None and not p.requires_grad for p in gpt2.parameters())
     beta, draw = torch.zeros_like(found, requires_grad=True), seeded(seed or 0)
     adam = torch.optim.Adam([beta], lr=0.01)
@@ -84,7 +84,7 @@ def test_comparing_is_fitting_and_answering_set_by_set(gpt2, batch_size):
     found = compare(gpt2, pairs, seeded(2), **options, batch_size=batch_size)
     draw, moved = seeded(2), 0.0
     for (train, test), (before, after) in zip(pairs, found, strict=True):
-        beta = fit(prepare(gpt2, train), draw, **options)
+        (beta,) = fit(gpt2, [train], draw, **options)
         clean, expected = answers(gpt2, test).class_logits, by_hooks(gpt2, test, beta)
         torch.testing.assert_close(before.class_logits, clean, atol=2e-5, rtol=1e-4)
         torch.testing.assert_close(after.class_logits, expected, atol=1e-3, rtol=1e-3)
