@@ -53,6 +53,13 @@ class DemonstrationCache:
     next_position: Int[Tensor, "batch"]  # where the query begins in the whole prompt
     read: Int[Tensor, "batch demo_pos"]  # the demonstrations' tokens, -1 after their end
 
+    def __getitem__(self, rows: Int[Tensor, "rows"]) -> DemonstrationCache:
+        """Take the demonstrations of some rows, a row as often as it is named."""
+        keys, values = (tuple(x[rows] for x in part) for part in (self.keys, self.values))
+        begins = self.next_position[rows]
+        read = self.read[rows][:, : int(begins.max())]
+        return DemonstrationCache(keys, values, self.held[rows], begins, read)
+
     def keep(self, mask: Bool[Tensor, "batch mem"]) -> DemonstrationCache:
         """Keep the entries in ``mask`` alone; a single row is kept once for each of its rows."""
         index, held = pack(mask & self.held)
@@ -123,17 +130,16 @@ def whole_states(model: TransformerBridge, prompts: Prompts) -> tuple[KeyStates,
     """Read ``keys_values`` of whole prompts; demonstrations that several share are read once."""
     groups = sets(prompts)
     first = prompts[torch.stack([rows[0] for rows in groups])]
-    shown = cache_demonstrations(model, first, demonstrations(first))
     of_set = torch.empty_like(prompts.target)
     for number, rows in enumerate(groups):
         of_set[rows] = number
-    held, begins = shown.held[of_set], shown.next_position[of_set]
+    shown = cache_demonstrations(model, first, demonstrations(first))[of_set]
+    held, begins = shown.held, shown.next_position
     place, fed, _ = _query(prompts, begins)
-    past = [(k[of_set], v[of_set]) for k, v in zip(shown.keys, shown.values, strict=True)]
     states = keys_values(
         model,
         prompts.tokens.gather(1, place),
-        past_key_values=DynamicCache(past),
+        past_key_values=DynamicCache([*zip(shown.keys, shown.values, strict=True)]),
         attention_mask=torch.cat([held, fed], 1).long(),
         position_ids=place,
     )

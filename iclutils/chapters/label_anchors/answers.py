@@ -16,7 +16,7 @@ from ...interp.hooks import Head, Hook, ablate_sets
 from ...interp.kv_cache import answer_from_cache, cache_demonstrations, demonstrations, sets
 from ...interp.readout import in_batches, target_logits
 from ...models import TransformerBridge
-from ...tasks.prompts import Prompts, class_logits
+from ...tasks.prompts import Prompts, Role, class_logits
 
 LIKELIEST = 10  # words kept of every answer
 Hooks = Callable[[Prompts], Sequence[Hook]]  # made for the prompts of a pass
@@ -97,23 +97,29 @@ def answers_by_set(
 ) -> Answers:
     """Return the answers to prompts that share demonstrations, each set of which is read once.
 
-    A set is read under the hooks that ``on_shown`` makes of it (one prompt, without its query), its
-    queries under those that ``on_query`` makes of their prompts, ``batch_size`` in a pass."""
-    by_set, groups = [], sets(prompts)
-    for rows in groups:
-        one = prompts[rows[:1]]
-        hooks = on_shown(demonstrations_alone(one))
-        held = cache_demonstrations(model, one, demonstrations(one), hooks)
-        for some in map(prompts.__getitem__, rows.split(batch_size or len(rows))):
-            logits = answer_from_cache(model, held, some, hooks=on_query(some))
-            by_set.append(Answers.of(some, logits))
-    return Answers.join(by_set)[torch.cat(groups).argsort()]
+    Sets are read under the hooks that ``on_shown`` makes of them (a prompt each, without its
+    query), their queries under those that ``on_query`` makes of their prompts, ``batch_size`` of
+    either in a pass."""
+    parts, groups, size = [], sets(prompts), batch_size or len(prompts)
+    for some in (groups[i : i + size] for i in range(0, len(groups), size)):
+        one_each = prompts[torch.stack([rows[0] for rows in some])]
+        hooks = on_shown(demonstrations_alone(one_each))
+        held = cache_demonstrations(model, one_each, demonstrations(one_each), hooks)
+        rows = torch.cat(some)
+        of_set = torch.cat([torch.full_like(x, number) for number, x in enumerate(some)])
+        for at, number in zip(rows.split(size), of_set.split(size), strict=True):
+            queries, own = prompts[at], held if len(some) == 1 else held[number]
+            logits = answer_from_cache(model, own, queries, hooks=on_query(queries))
+            parts.append(Answers.of(queries, logits))
+    return Answers.join(parts)[torch.cat(groups).argsort()]
 
 
-def demonstrations_alone(one: Prompts) -> Prompts:
-    """Return a single prompt without its query."""
-    width = int(demonstrations(one).sum())
-    return replace(one, tokens=one.tokens[:, :width], roles=one.roles[:, :width])
+def demonstrations_alone(prompts: Prompts) -> Prompts:
+    """Return prompts without their queries."""
+    mine = demonstrations(prompts)
+    width = int(mine.sum(1).max())
+    roles = prompts.roles.masked_fill(~mine, int(Role.PAD))
+    return replace(prompts, tokens=prompts.tokens[:, :width], roles=roles[:, :width])
 
 
 def answers_by_set_without(
