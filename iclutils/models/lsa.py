@@ -110,14 +110,16 @@ def attend(
     """
     split = "...btc,...hck->...bhtk"
     seen = tokens[..., :keys, :]
-    query = torch.einsum(split, tokens[..., some, :], layer.query)
-    key, value = (torch.einsum(split, seen, part) for part in (layer.key, layer.value))
-    if change is not None:
-        key, value = change(key, value)
-    pattern = query @ key.mT
+    if change is None:  # two maps in place of four: keys and values are the tokens themselves
+        ask, write = layer.query @ layer.key.mT, layer.value @ layer.out
+        key = value = seen[..., None, :, :]
+    else:
+        ask, write = layer.query, layer.out
+        key, value = change(*(torch.einsum(split, seen, x) for x in (layer.key, layer.value)))
+    pattern = torch.einsum(split, tokens[..., some, :], ask) @ key.mT
     if kind == "softmax":
-        pattern = (pattern / math.sqrt(query.shape[-1])).softmax(-1)
-    return torch.einsum("...bhtk,...hkc->...btc", pattern @ value, layer.out)
+        pattern = (pattern / math.sqrt(layer.query.shape[-1])).softmax(-1)
+    return torch.einsum("...bhtk,...hkc->...btc", pattern @ value, write)
 
 
 class LinearSelfAttention(Ensemble):
