@@ -18,11 +18,13 @@ from iclutils.models import get_act_name
 HEADS = [(0, 1), (1, 2)]
 
 
-def test_demonstrations_read_once_answer_as_whole_prompts(model):
+@pytest.mark.parametrize("size", [None, 2, 1])  # two: a pass has queries of both sets
+def test_demonstrations_read_once_answer_as_whole_prompts(model, size):
     prompts = two_sets()
     hooks = ablate_heads(model, prompts.tokens, HEADS, "zero", prompts.tokens)
     for ways in ([], hooks):
-        got = answers_by_set(model, prompts, lambda _, ways=ways: ways, lambda _, ways=ways: ways)
+        same = [lambda _, ways=ways: ways] * 2
+        got = answers_by_set(model, prompts, *same, batch_size=size)
         whole = answers(model, prompts, ways)
         torch.testing.assert_close(got.class_logits, whole.class_logits, atol=2e-4, rtol=1e-4)
         assert torch.equal(got.gold, prompts.gold)
