@@ -179,7 +179,7 @@ class LinearSelfAttention(Ensemble):
 
     def resid(
         self, xs: Inputs, ys: Labels, some: slice = EVERY
-    ) -> list[Float[Tensor, "networks batch pos_of_layer channel"]]:
+    ) -> list[Float[Tensor, "networks batch _ channel"]]:
         """Return the tokens before the first layer, and after each; after the last only ``some``,
         where no more are needed."""
         xs, ys = self.contexts(xs, ys)

@@ -2,8 +2,8 @@
 
 The target's attention to the label word of class i, in layer l and head h, is multiplied by
 ``exp(beta[l, h, i])`` after the softmax. Nothing before the target sees it, so a step of training
-runs one token. Other tokens are re-weighted where ``label_pos`` of the
-prompts names these. Source: Wang et al. 2023, section 3.1, appendices G and H."""
+runs one token. Other tokens are re-weighted where ``label_pos`` of the prompts names these.
+Source: Wang et al. 2023, section 3.1, appendices G and H."""
 
 from __future__ import annotations
 
