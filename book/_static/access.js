@@ -1,14 +1,40 @@
 /* Keyboard and paper, where the theme leaves something out. Without scripts nothing is lost. */
 
-/* Formulas and figures wider than the page can be reached, and so scrolled, with the keyboard. */
-function reachWide() {
-  for (const wide of document.querySelectorAll("div.math, figure, .cell_output")) {
-    if (wide.scrollWidth > wide.clientWidth) wide.tabIndex = 0;
-    else wide.removeAttribute("tabindex");
+/* What is wider than the page can be reached, and so scrolled, with the keyboard, and says that it
+   goes on; a few pixels are no more than a rounding. It is measured anew when it changes its size, or
+   is unfolded. */
+window.addEventListener("load", () => {
+  const sizes = new ResizeObserver((changes) => {
+    for (const { target } of changes) {
+      const over = target.scrollWidth - target.clientWidth;
+      if (over > 0) target.tabIndex = 0;
+      else target.removeAttribute("tabindex");
+      target.classList.toggle("wide", over > 4);
+    }
+  });
+  for (const part of document.querySelectorAll("div.math, figure, .cell_output, .cell_output pre")) sizes.observe(part);
+});
+
+/* On a phone a figure is shown whole. Where its type is then small, a button makes it larger. */
+window.addEventListener("DOMContentLoaded", () => {
+  for (const image of document.querySelectorAll("article .cell_output img")) {
+    const offer = () => {
+      if (image.naturalWidth < 560) return; // pixels: its type is large enough
+      const box = image.closest("figure, .cell_output"), button = document.createElement("button");
+      const show = (large) => {
+        box.classList.toggle("larger", large);
+        button.textContent = large ? "Show the whole figure" : "Show this figure larger";
+      };
+      button.type = "button";
+      button.className = "larger-button";
+      button.addEventListener("click", () => show(!box.matches(".larger")));
+      show(false);
+      (image.closest("a") ?? image).after(button);
+    };
+    if (image.complete) offer();
+    else image.addEventListener("load", offer, { once: true });
   }
-}
-window.addEventListener("resize", reachWide);
-window.addEventListener("load", reachWide);
+});
 
 /* What a cell prints is wrapped, unless blanks make columns of it. */
 window.addEventListener("DOMContentLoaded", () => {
@@ -27,24 +53,46 @@ window.addEventListener("DOMContentLoaded", () => {
 });
 
 /* What a chapter knows would answer its bets: it waits until all above it are answered, or for a press.
-   So does what would answer the last one. */
+   So does what would answer the last one. A bar says which bets are left. */
 const OPEN = ".answer.toggle-hidden, .bet + .cell.tag_hide-cell > details:not([open]), " +
   ".live-bet:not(:has([aria-pressed=true], :disabled))";
+const follows = (one, other) => one.compareDocumentPosition(other) & Node.DOCUMENT_POSITION_FOLLOWING;
+function betOf(open) { // a bet of the text stands above its answer
+  if (open.matches(".live-bet")) return [open, "the live figure’s"];
+  const bet = [...document.querySelectorAll(".bet")].filter((one) => follows(one, open)).at(-1) ?? open;
+  const heading = [...bet.closest("section").querySelector("h1, h2, h3").childNodes];
+  return [bet, `the one in “${heading.filter((part) => !part.matches?.(".headerlink")).map((part) => part.textContent).join("").trim()}”`];
+}
 window.addEventListener("load", () => {
   for (const box of document.querySelectorAll(".after-bets")) {
-    const above = (kind) => [...document.querySelectorAll(kind)]
-      .filter((bet) => bet.compareDocumentPosition(box) & Node.DOCUMENT_POSITION_FOLLOWING);
-    const one = box.matches(".of-last"); // it waits for the last answer alone
-    const bets = () => (one ? above(".admonition.answer").slice(-1).filter((bet) => bet.matches(OPEN)) : above(OPEN));
+    const above = (kind) => [...document.querySelectorAll(kind)].filter((bet) => follows(bet, box));
+    const last = box.matches(".of-last"); // it waits for the last answer alone
+    const bets = () => (last ? above(".admonition.answer").slice(-1).filter((bet) => bet.matches(OPEN)) : above(OPEN));
     if (!bets().length) continue;
-    const bar = document.createElement("button");
-    const show = () => { bar.remove(); box.classList.remove("waits"); };
-    bar.type = "button";
+    const bar = document.createElement("p"), left = document.createElement("span"), button = document.createElement("button");
+    const watch = new MutationObserver(tell);
+    const show = () => { watch.disconnect(); bar.remove(); box.classList.remove("waits"); };
+    function tell() {
+      const open = bets();
+      if (!open.length) return show();
+      if (left.children.length === open.length) return;
+      const links = open.map((one, i) => {
+        const link = document.createElement("a"), [bet, name] = betOf(one);
+        bet.id ||= `bet-${above(OPEN).indexOf(one) + 1}`;
+        link.href = `#${bet.id}`;
+        link.textContent = last ? "the bet above" : name;
+        return i ? [i + 1 < open.length ? ", " : " and ", link] : [link];
+      });
+      const says = last ? "This opens with the answer to " : `This opens when you have answered all bets above. ${open.length} ${open.length > 1 ? "are" : "is"} left: `;
+      left.replaceChildren(says, ...links.flat(), ". ");
+    }
     bar.className = "waits-bar";
-    bar.textContent = `This opens with the ${one ? "answer" : "answers to all bets above, and to that of the live figure"}${one ? " above" : ""}, or at once with a press here.`;
-    bar.addEventListener("click", () => { show(); box.tabIndex = -1; box.focus(); });
-    document.addEventListener("click", () => bets().length || show());
-    document.addEventListener("toggle", () => bets().length || show(), true); // it does not bubble
+    button.type = "button";
+    button.textContent = "Open it all the same";
+    button.addEventListener("click", () => { show(); box.tabIndex = -1; box.focus(); });
+    bar.append(left, button);
+    tell();
+    watch.observe(document.querySelector("article"), { attributeFilter: ["class", "open", "aria-pressed", "disabled"], subtree: true });
     box.before(bar);
     box.classList.add("waits");
   }
@@ -59,7 +107,7 @@ function openTarget() {
   for (const details of closed) details.open = true;
   const folded = target.closest(".admonition.toggle-hidden")?.querySelector("button.toggle-button");
   folded?.click();
-  target.closest(".waits")?.previousElementSibling.click();
+  target.closest(".waits")?.previousElementSibling.querySelector("button").click();
   if (closed.length || folded) target.scrollIntoView();
 }
 window.addEventListener("hashchange", openTarget);

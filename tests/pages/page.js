@@ -7,7 +7,7 @@ async function settle() {
   still.textContent = `*, ::before, ::after ${none}`;
   document.head.append(still);
   for (const folded of document.querySelectorAll("details")) folded.open = true;
-  for (const button of document.querySelectorAll(".toggle-button-hidden, .waits-bar")) button.click();
+  for (const button of document.querySelectorAll(".toggle-button-hidden, .waits-bar button")) button.click();
   for (const image of document.images) image.loading = "eager"; // those of drawers, out of sight
   await Promise.allSettled([...document.images].map(image => image.decode()));
 }
