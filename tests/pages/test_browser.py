@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from reader import Reader
+from reader import Reader, soon
 
 from tools import build
 
@@ -127,19 +127,57 @@ def test_what_a_chapter_knows_waits_for_its_bets(reader):
     for media, shown in {"print": True, "screen": False}.items():
         tab.emulate_media(media=media)
         assert (bars.first.is_visible(), seen()) == (not shown, [shown, shown])
-    for bet in tab.locator(".live-bet").all():
-        bet.locator("button").first.click()
     closed, opened = tab.locator(".answer.toggle-hidden .toggle-button"), 0
-    while closed.count():
+    for left in range(closed.count(), 0, -1):
         assert seen() == [opened > 0, False]
+        assert f" {left + 1} are left: the live figure’s, the one in “" in bars.last.inner_text()
+        assert bars.last.locator("a").count() == left + 1
         closed.first.click()
         opened += 1
     assert opened > 1
-    assert (bars.count(), seen()) == (0, [True, True])
+    assert " 1 is left: the live figure’s." in bars.last.inner_text()
+    bars.last.locator("a").click()
+    bet = tab.locator(".live-bet")
+    soon(lambda: 0 <= bet.bounding_box()["y"] < 300, True)
+    bet.locator("button").first.click()
+    soon(lambda: (bars.count(), seen()), (0, [True, True]))
     tab.reload()
-    bars.last.focus()
+    bars.last.get_by_role("button").focus()
     tab.keyboard.press("Enter")
     assert (bars.count(), seen()) == (1, [False, True])
+
+
+PHONE = pytest.mark.parametrize(
+    "reader", [{"viewport": {"width": WIDTHS["phone"], "height": 844}}], indirect=True
+)
+HINTS = """all => all.map(x => [x.scrollWidth > x.clientWidth + 4,
+    getComputedStyle(x.querySelector("figcaption") ?? x, "::before").content.includes("goes on")])
+"""
+
+
+@PHONE
+def test_a_phone_shows_figures_whole_until_they_are_made_larger(reader):
+    """Then they scroll, and their captions say so."""
+    tab = settled(reader, "notebooks/05_contrastive_kernel")
+    figures = tab.locator("article figure:visible")
+    assert figures.count() > 2
+    assert figures.evaluate_all(HINTS) == [[False, False]] * figures.count()
+    wide = figures.filter(has=tab.locator(".larger-button"))
+    for said in (True, False):
+        wide.first.get_by_role("button").click()
+        soon(lambda: wide.first.evaluate(f"x => ({HINTS})([x])[0]"), [said, said])
+
+
+@PHONE
+def test_a_phone_shows_code_and_tables_as_they_stand(reader):
+    """They scroll; of a table that is wider than the page a line says so."""
+    tab = settled(reader, "notebooks/06_attention_circuits")
+    code = tab.locator(".cell_input pre:visible")
+    spaces = code.evaluate_all("all => all.map(x => getComputedStyle(x).whiteSpace)")
+    assert set(spaces) == {"pre"}
+    hints = tab.locator(".cell_output pre:not(.wraps):visible").evaluate_all(HINTS)
+    assert [True, True] in hints
+    assert all(wide == said for wide, said in hints)
 
 
 def test_a_page_is_printed_light_and_without_bars(reader):

@@ -489,6 +489,38 @@ def test_the_tasks_can_be_solved(reader, name):
     assert solved(opened(reader, name, tab.url.partition("?")[2])) == []
 
 
+def test_words_that_are_cut_off_are_marked(reader):
+    """As many in each set; a reader who listens is told which."""
+    tab = opened(reader, "labels")
+    marked = tab.locator(".live-cut")
+    assert marked.count() == 0
+    for which in ("labels", "random"):
+        after(tab, do, tab, CUT, which)
+        assert marked.count() == 4
+        assert marked.and_(tab.locator(".live-label")).count() == 4 * (which == "labels")
+        words = "”, “".join(marked.all_inner_texts())
+        soon(tab.locator(".live-status", has_text=f" “{words}”.").count, 1)
+
+
+def test_an_edge_that_is_touched_says_what_it_costs(reader):
+    """It costs what is lost once the list of edges to cut as well has it."""
+    tab = opened(reader, "edges", "keep=all")
+    line = tab.locator("[data-pick*='embed>v 0.2']")
+    after(tab, line.dispatch_event, "click")
+    told = tab.locator(".live-note b").inner_text()
+    assert told.startswith("If we cut tokens → v 0.2 as well, ")
+    after(tab, do, tab, "Cut as well", "1")
+    left = tab.locator(".live-numbers b").nth(1).inner_text()
+    assert f" {left} of the copying is left, not 100 %." in told
+    assert tab.locator(".live-note b").count() == 0, "it is no longer there to be cut"
+
+
+def test_the_address_may_hold_a_value_with_blanks(reader):
+    tab = opened(reader, "edges", "focus=mlp+0")
+    assert tab.locator(".live-news").inner_text() == ""
+    assert tab.locator(".live-chosen").count() == 1
+
+
 def test_the_address_holds_every_figure_of_a_page(reader):
     """The one that was touched last comes first, and is scrolled to."""
     states = "live-waves?scale=2", "live-step?rate=3"

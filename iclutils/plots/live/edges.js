@@ -59,22 +59,25 @@
     const kept = (state.keep === "random" ? of(state.draw) : strongest).filter((edge) => !off.has(edge));
     const control = state.keep === WHOLE ? null
       : Array.from({ length: DRAWS }, (_, i) => faith(new Set(of(i + 1)))).reduce((a, b) => a + b) / DRAWS;
+    const cost = kept.includes(state.edge) ? faith(new Set(kept.filter((edge) => edge !== state.edge))) : null; // what is left
     const keeps = (size) => faith(new Set(RANKED.slice(0, size)));
-    return { net, kept, off, all: run.edges.length, share: faith(new Set(kept)), control, keeps };
+    return { net, kept, off, all: run.edges.length, share: faith(new Set(kept)), control, cost, keeps };
   }
 
   const percent = (value) => `${Math.round(100 * value)} %`.replace("-", "−");
   const key = (channel, what) => `<span class="live-key"><svg viewBox="0 0 26 8" aria-hidden="true"><path class="live-edge live-${channel}" d="M0 4h26"/></svg> ${what}</span>`;
-  // Tokens and logits are bars as wide as the picture, so that what begins or ends there runs
-  // straight up, in a lane beside the parts of other layers
+  // Tokens and logits are bars as wide as the picture. What passes a layer runs straight up, in a
+  // lane beside its parts
   const STEP = 88, RISE = 72, LEFT = 46, TOP = 30, TINT = { q: "a", k: "b", v: "c" };
-  function picture(m, said, focus) {
+  function picture(m, said, { focus, edge: chosen }) {
     const layers = m.net.blocks.length, { heads } = m.net, width = LEFT + STEP * heads + 40, height = TOP + RISE * (layers + 1);
     const row = (layer) => height - RISE * (layer + 1);
     const place = (name) => {
       const [layer, head] = name.match(/[\d.]+$/)[0].split(".");
       return head === undefined ? [LEFT + heads * STEP, row(Number(layer)) - 16] : [LEFT + head * STEP, row(Number(layer))];
     };
+    const lift = (x, y, lane) => `M${x} ${y - 11}C${x} ${y - 32} ${lane} ${y - 26} ${lane} ${y - 44}`;
+    const land = (lane, x, y) => `V${y + 44}C${lane} ${y + 26} ${x} ${y + 32} ${x} ${y + 11}`;
     const partOf = (reader) => reader.replace(/^[qkv] /, "").replace("mlp_in", "mlp"), used = new Set();
     const lines = m.kept.slice(0, 160).map((edge) => {
       const [u, v] = edge.split(">"), channel = v === "logits" ? undefined : TINT[v[0]], part = partOf(v);
@@ -83,19 +86,18 @@
       let d;
       if (u === "embed") {
         const [x, y] = place(part), lane = layerOf(part) < 1 ? x + port : x + (part.startsWith("mlp") ? 30 : STEP / 2 + port / 2);
-        d = `M${lane} ${height - 24}V${y + 44}C${lane} ${y + 26} ${x + port} ${y + 32} ${x + port} ${y + 11}`;
+        d = `M${lane} ${height - 24}${land(lane, x + port, y)}`;
       } else {
-        const [x, y] = place(u);
-        if (v === "logits") {
-          const lane = layerOf(u) >= layers - 1 ? x : x + (u.startsWith("mlp") ? 30 : STEP / 2);
-          d = `M${x} ${y - 11}C${x} ${y - 32} ${lane} ${y - 26} ${lane} ${y - 44}V${TOP - 6}`;
-        } else {
-          const [to, end] = place(part);
-          d = `M${x} ${y - 11}C${x} ${y - 38} ${to + port} ${end + 38} ${to + port} ${end + 11}`;
-        }
+        const [x, y] = place(u), aside = x + (u.startsWith("mlp") ? 30 : STEP / 2);
+        const [to, end] = v === "logits" ? [] : place(part), up = Math.floor(layerOf(v)) - Math.floor(layerOf(u));
+        if (v === "logits") d = `${lift(x, y, layerOf(u) >= layers - 1 ? x : aside)}V${TOP - 6}`;
+        else if (up > 1) d = lift(x, y, aside - 5) + land(aside - 5, to + port, end);
+        else if (up) d = `M${x} ${y - 11}C${x} ${y - 38} ${to + port} ${end + 38} ${to + port} ${end + 11}`;
+        else d = `M${x} ${y - 11}C${x} ${y - 34} ${to - 76} ${end - 8} ${to - 26} ${end}`; // the MLP of its own layer
       }
-      const pale = focus && ![u, part].includes(focus);
-      return `<path class="live-edge live-${channel ?? "grey"}"${pale ? ` style="opacity: 0.12"` : ""} d="${d}"/>`;
+      const pale = focus && ![u, part].includes(focus), is = edge === chosen;
+      const touched = pale || !RANKED.includes(edge) ? "" : `<path class="live-hit-line" data-pick='{"edge":"${is ? "" : edge.replace(">", "&gt;")}"}' d="${d}"/>`;
+      return `<path class="live-edge live-${channel ?? "grey"}"${pale ? ` style="opacity: 0.12"` : is ? ` style="stroke-width: 5"` : ""} d="${d}"/>${touched}`;
     }).join("");
     const names = m.net.blocks.flatMap((_, layer) => [...Array.from({ length: heads }, (_, h) => `${layer}.${h}`), `mlp ${layer}`]);
     const nodes = names.map((name) => {
@@ -106,14 +108,17 @@
     const bars = [["the tokens", height - 24], ["the logits: what it says comes next", TOP - 28]].map(([text, y]) =>
       `<rect class="live-part" x="2" y="${y}" width="${width - 4}" height="22" rx="5"/><text x="${width / 2}" y="${y + 16}" text-anchor="middle">${text}</text>`).join("");
     return `<svg class="live-wide" viewBox="0 0 ${width} ${height}" role="img" aria-label="${said}">${lines}${bars}${nodes}</svg>` +
-      `<p class="live-note">Everything flows upwards. 1.3 is head 3 of layer 1, counted from 0; an mlp is the small network behind the heads of a layer. Each line is a connection (an <i>edge</i>) that is kept${m.kept.length > 160 ? " (160 of them are drawn)" : ""}, into ${key("a", "the queries of a head,")} ${key("b", "its keys,")} ${key("c", "its values,")} ${key("grey", "an MLP or the logits.")} Touch a part to see its edges alone. A line counts only on a path from the tokens up to the logits. A new line can also disturb the copying.</p>`;
+      `<p class="live-note">${m.cost === null ? "" : `<b>If we cut ${words(chosen)} as well, ${percent(m.cost)} of the copying is left, not ${percent(m.share)}.</b><br>`}` +
+      `Lines lead into ${key("a", "queries,")} ${key("b", "keys,")} ${key("c", "values,")} ${key("grey", "an MLP or the logits.")} 1.3 is head 3 of layer 1. Touch a part to see its lines alone, or a strong line to see its cost.${m.kept.length > 160 ? " (160 lines are drawn.)" : ""}</p>`;
   }
 
   Live.figure("edges", {
     title: "Cut connections: which ones carry the copy?",
     beside: true,
-    first: { keep: "strongest", size: 4, off: "", sequence: 1, draw: 1, focus: "" },
+    first: { keep: "strongest", size: 4, off: "", sequence: 1, draw: 1, focus: "", edge: "" },
     needs: () => ["anchors-3"],
+
+    change: (s) => (s.keep === "strongest" && RANKED.indexOf(s.edge) >= s.size ? { ...s, edge: "" } : s),
 
     bet: {
       asks: "The network has 479 connections, or edges. We keep the strongest ones and cut all others. How many must we keep, so that nine tenths of the copying are left?",
@@ -133,6 +138,7 @@
         ...(state.keep === WHOLE ? [] : [size]), ...(state.keep === "random" ? [draw] : []),
         { kind: "range", more: true, name: "sequence", label: "Which row of tokens", min: 1, max: FIRST.length, said: String },
         { kind: "select", more: true, name: "focus", label: "Show the edges of", options: [["", "all parts"], ...[0, 1, 2, 3].flatMap((layer) => [`${layer}.0`, `${layer}.1`, `${layer}.2`, `${layer}.3`, `mlp ${layer}`]).map((name) => [name, name])] },
+        { kind: "select", more: true, name: "edge", label: "What does it cost to cut", options: [["", "no edge"], ...RANKED.slice(0, state.keep === "strongest" ? state.size : MOST).map((edge) => [edge, words(edge)])] },
         { kind: "checks", more: true, name: "off", label: "Cut as well, of the twelve strongest", options: RANKED.slice(0, LISTED).map((edge, i) => [String(i + 1), words(edge)]) },
       ];
     },
@@ -145,7 +151,9 @@
         ["copying left", percent(m.share), "all edges: 100 %"],
         ["with as many random edges", m.control === null ? "–" : percent(m.control), m.control === null ? "all are kept" : `mean of ${DRAWS} draws`],
       ];
-      return { numbers, view: picture(m, said, state.focus), said, ...m };
+      const cost = m.cost === null ? "" : ` Without ${words(state.edge)} ${percent(m.cost)} is left.`;
+      const more = `<p class="live-note">Everything flows upwards. An mlp is the small network behind the heads of a layer. A line counts only on a path from the tokens up to the logits. A new line can also disturb the copying.</p>`;
+      return { numbers, view: picture(m, said, state), more, said: said + cost, ...m };
     },
 
     tasks: [

@@ -35,7 +35,7 @@
     const uniform = Live.random(5), free = tokens.map((_, i) => i).slice(0, -2).filter((i) => !at.includes(i));
     return Array.from({ length: layers }, (_, layer) => {
       const places = cut === "labels" ? at : Live.shuffled(free, uniform).slice(0, at.length);
-      return { layer, edges: places.flatMap((dest) => Array.from({ length: dest }, (_, src) => [dest, src])) };
+      return { layer, places, edges: places.flatMap((dest) => Array.from({ length: dest }, (_, src) => [dest, src])) };
     });
   }
 
@@ -58,7 +58,8 @@
 
   function measured(state, [part]) {
     const net = (part.net ??= Transformer.network(part)), asked = prompt(state, net.words), { tokens, at } = asked, n = tokens.length;
-    const run = state.cut === "none" ? Gpt2.forward(net, tokens) : Gpt2.forward(net, tokens, { cut: isolated(asked, state) });
+    const cut = state.cut === "none" ? [] : isolated(asked, state), off = new Set(cut.flatMap(({ places }) => places));
+    const run = Gpt2.forward(net, tokens, { cut });
     const plain = state.cut === "none" ? run : Gpt2.forward(net, tokens);
     const ids = [...new Set(at.map((p) => tokens[p]))], names = ids.map((id) => net.words[id]);
     const now = chances(run, tokens, ids), before = chances(plain, tokens, ids);
@@ -72,7 +73,7 @@
     const out = edges.map((_, layer) => total(at.map((p) => from(layer, n - 1)[p])));
     const place = at[demos(state).indexOf(Number(state.from))] ?? n - 1;
     const row = from(state.layer, place), look = salient ? row.map((value) => value / (Math.max(...row) || 1)) : row;
-    return { ...asked, words: net.words, names, now, before, answer, was: best(before), into, out, place, look, salient };
+    return { ...asked, words: net.words, names, now, before, answer, was: best(before), into, out, place, look, salient, off };
   }
 
   // Two bars for each row: [name, [value, class], [value, class]], values in 0..1
@@ -124,21 +125,23 @@
 
     draw(state, parts) {
       const m = measured(state, parts), chance = Math.max(...m.now);
-      const word = (token, i) => `<span class="${m.at.includes(i) ? "live-label" : token < TOPICS.length * 8 ? "" : "live-noise"}${i === m.place ? " live-from" : ""}" style="--look:${m.look[i].toFixed(2)}">${Live.escaped(m.words[token].replace("<bos>", "BOS"))}</span>`;
+      const word = (token, i) => `<span class="${m.at.includes(i) ? "live-label" : token < TOPICS.length * 8 ? "" : "live-noise"}${i === m.place ? " live-from" : ""}${m.off.has(i) ? " live-cut" : ""}" style="--look:${m.look[i].toFixed(2)}">${Live.escaped(m.words[token].replace("<bos>", "BOS"))}</span>`;
       const ends = [...m.starts.slice(1), m.query, m.tokens.length]; // of each line
       const text = ends.map((end, line) => {
         const own = m.tokens.slice(line ? ends[line - 1] : 0, end), about = Array(TOPICS.length).fill(0);
         for (const token of own) if (token < TOPICS.length * 8) about[Math.floor(token / 8)]++;
         const most = Math.max(...about), topic = most ? TOPICS[about.indexOf(most)] : "";
-        return `${own.map((token, i) => word(token, i + end - own.length)).join(" ")} <small>${topic}</small>`;
-      }).join("<br>");
+        return `<p>${own.map((token, i) => word(token, i + end - own.length)).join(" ")}</p><small>${topic && `(${topic})`}</small>`;
+      }).join("");
       const rows = m.names.map((name, i) => [name, [m.before[i], "grey"], [m.now[i], "b"]]);
       const flow = m.into.map((value, layer) => [`layer ${layer}`, [value, "a"], [m.out[layer], "b"]]);
       const blue = m.salient
         ? `Blue: attention times the gradient of the answer’s loss in layer ${state.layer}, summed over heads, from the framed word; the largest is the strongest.`
         : `Blue: what the framed word looks at in layer ${state.layer}, on average over heads.`;
+      const layers = Number(state.layers) > 1 ? `one of the first ${state.layers} layers` : "the first layer";
+      const struck = m.off.size ? ` <b>Struck through: cut off in ${layers}.</b>` : "";
       const unknown = m.unknown.length ? ` The network does not know: ${Live.escaped(m.unknown.join(", "))}.` : "";
-      const view = `<p class="live-prompt" aria-hidden="true">${text}</p><p class="live-note">${blue} Underlined: label words. Pale: words without a topic. At the end of a line: what it is about.${unknown}</p>` +
+      const view = `<div class="live-prompt" aria-hidden="true">${text}</div><p class="live-note">${blue} Underlined: label words.${struck} Pale: words without a topic. In brackets: what a line is about.${unknown}</p>` +
         pairs("How likely each label is: without a cut (grey), and now (below it)", rows);
       const more = `<div class="live-row-of">${pairs(`${m.salient ? "Share of a layer’s saliency" : "Attention"}: text to label word (above), label words to the end (below)`, flow)}</div>`;
       const numbers = [
@@ -146,7 +149,8 @@
         ["how sure it is", chance.toFixed(2), `of 1, among ${m.names.length} label words`],
         ["label words look at their texts", m.into[0].toFixed(2), m.salient ? "of layer 0’s saliency" : "of their attention in layer 0"],
       ];
-      const said = `The network answers ${m.answer}, ${chance.toFixed(2)}; without a cut ${m.was}. From “${m.words[m.tokens[m.place]]}”, layer ${state.layer} looks most at “${m.words[m.tokens[m.look.indexOf(Math.max(...m.look))]]}”.${unknown}`;
+      const cut = m.off.size ? ` Cut off in ${layers}: ${[...m.off].sort((a, b) => a - b).map((i) => `“${Live.escaped(m.words[m.tokens[i]])}”`).join(", ")}.` : "";
+      const said = `The network answers ${m.answer}, ${chance.toFixed(2)}; without a cut ${m.was}. From “${m.words[m.tokens[m.place]]}”, layer ${state.layer} looks most at “${m.words[m.tokens[m.look.indexOf(Math.max(...m.look))]]}”.${cut}${unknown}`;
       return { numbers, view, more, said, ...m };
     },
 

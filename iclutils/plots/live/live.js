@@ -189,6 +189,7 @@ const Live = (() => {
       else if (kind !== "text" && name) (options[name] ??= []).push(...given.map(([value]) => String(value)));
     }
     for (const [name, values] of Object.entries(options)) {
+      if (values.includes(String(state[name]))) continue; // one may have blanks in it
       const asked = String(state[name]).split(" ").filter(Boolean), kept = asked.filter((value) => values.includes(value));
       if (kept.length < asked.length) found[name] = kept.join(" ") || first[name];
     }
