@@ -79,12 +79,14 @@
     const lift = (x, y, lane) => `M${x} ${y - 11}C${x} ${y - 32} ${lane} ${y - 26} ${lane} ${y - 44}`;
     const land = (lane, x, y) => `V${y + 44}C${lane} ${y + 26} ${x} ${y + 32} ${x} ${y + 11}`;
     const partOf = (reader) => reader.replace(/^[qkv] /, "").replace("mlp_in", "mlp"), used = new Set();
-    const lines = m.kept.slice(0, 160).map((edge) => {
+    const strong = RANKED.filter((edge) => m.kept.includes(edge)); // these are drawn where not all are
+    const lines = [...new Set([...strong, ...m.kept])].slice(0, 160).map((edge) => {
       const [u, v] = edge.split(">"), channel = v === "logits" ? undefined : TINT[v[0]], part = partOf(v);
       used.add(u).add(part);
       const port = { q: -11, v: 11 }[channel && v[0]] ?? 0; // of a head, where the line comes in
       let d;
-      if (u === "embed") {
+      if (u === "embed" && v === "logits") d = `M${width - 4} ${height - 24}V${TOP - 6}`;
+      else if (u === "embed") {
         const [x, y] = place(part), lane = layerOf(part) < 1 ? x + port : x + (part.startsWith("mlp") ? 30 : STEP / 2 + port / 2);
         d = `M${lane} ${height - 24}${land(lane, x + port, y)}`;
       } else {
