@@ -37,9 +37,9 @@
     const lines = prompt.text.trim().split("\n").map((line) => line.split("->").map((part) => Live.escaped(part.trim())));
     const rows = lines.map(([word, answer], i) => {
       const last = i === lines.length - 1, [right, rival] = last ? prompt.answers.map(Live.escaped) : [answer, ours ? `${word}ing` : "…"];
-      return `<tr><th scope="row">${word} -&gt;</th><td>${right}</td><td>${rival}</td></tr>`;
+      return `<tr><th scope="row">${word} <span class="live-key">-&gt;</span></th><td>${right}</td><td>${rival}</td></tr>`;
     });
-    return `<table class="live-prompts"><thead><tr><td></td><th scope="col">${ours ? "our prompt" : "the prompt"}</th><th scope="col">rival prompt</th></tr></thead><tbody>${rows.join("")}</tbody></table>`;
+    return `<table class="live-prompts"><thead><tr><td></td><th scope="col">${ours ? "our prompt" : "the prompt"}</th><th scope="col">${ours ? "rival prompt" : "rival"}</th></tr></thead><tbody>${rows.join("")}</tbody></table>`;
   }
 
   const STEP = 11, LEFT = 14; // of the grid: a head, the numbers of heads
@@ -109,10 +109,10 @@
       const rows = [
         row("with all heads", "all", whole),
         row(found ? `without ${m.many}` : "without a group of heads", GROUPS[m.set] ?? "other", found),
-        row(`without ${found ? `${heads.length} ` : ""}random head${heads.length === 1 ? "" : "s"}`, "random", random),
+        row(m.one ? "without another head" : `without ${found ? `${heads.length} ` : ""}random heads`, "random", random),
       ];
-      const view = `<div class="live-row-of"><div>${prompts(m)}</div><div><p class="live-head">${LAYERS * HEADS} heads: 30 layers across, 9 heads in each</p>${grid(m)}</div></div>${legend()}` +
-        `<div class="live-lead"><p class="live-head">How far does ${right} lead ${rival}? (in nats)</p><small>← ${rival} leads</small><small>${right} leads →</small></div>`;
+      const view = `<div class="live-row-of"><div>${prompts(m)}</div><div><p class="live-head">${LAYERS * HEADS} heads, in 30 layers (across)</p>${grid(m)}</div></div>${legend()}` +
+        `<div class="live-lead"><p class="live-head">How far does ${right} lead ${rival}? (nats)</p><small>← ${rival} leads</small><small>${right} leads →</small></div>`;
       const chance = (name, said) => (said ? `${name} ${said[0].toFixed(2)}` : "");
       const chances = [chance("with all heads", whole), chance(found ? `without ${m.many}` : "", found), chance("without random heads", random)].filter(Boolean).join(", ");
       const away = heads.length ? `Away: ${heads.map(named).join(", ")}. ` : "";
