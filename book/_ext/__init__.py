@@ -34,6 +34,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     plugin._load_entry_point = cache(plugin._load_entry_point)  # else all packages at each citation
     gc.freeze()  # of torch and its like nothing is garbage: do not look through it again and again
     gc.set_threshold(100_000, 50, 50)
+    app.config.release = metadata.version("iclutils")  # the foot of each page names it
     for name, directive in DIRECTIVES.items():
         app.add_directive(name, directive)
     for name in roles.ROLES:

@@ -1,8 +1,6 @@
 """The pages as a reader meets them; in `make test` one of each kind, nightly all in every look."""
 
 import re
-import shutil
-import subprocess
 import zipfile
 from pathlib import Path
 
@@ -198,22 +196,6 @@ def test_a_page_is_printed_light_and_without_bars(reader):
     assert tab.evaluate(cut) == []
     tab.evaluate("window.dispatchEvent(new Event('afterprint'))")
     assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
-
-
-@pytest.mark.nightly
-def test_a_chapter_becomes_a_pdf(site, tmp_path):
-    """By the command of the page on lectures."""
-    guide = (ROOT / "book/lectures.md").read_text(encoding="utf-8").replace("\\\n", " ")
-    program, *words = re.search(r"^chromium .*", guide, re.MULTILINE)[0].split()
-    if shutil.which(program) is None:
-        pytest.skip(f"{program} is not installed")
-    words = [word.replace("_build/html", str(site)) for word in words]
-    done = subprocess.run([program, *words], cwd=tmp_path, capture_output=True, text=True)
-    content = (tmp_path / "03.pdf").read_bytes()
-    assert content.startswith(b"%PDF-"), done.stderr
-    assert len(re.findall(rb"/Type\s*/Page\b", content)) > 5  # all of the chapter, not a screen
-    for part in (b"/StructTreeRoot", b"/Outlines", b"/ToUnicode"):
-        assert part in content, "it has no headings, or its text cannot be searched"
 
 
 @pytest.mark.nightly
