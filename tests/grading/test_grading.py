@@ -204,27 +204,66 @@ def test_where_nothing_confines_grading_stops_and_says_what_helps(graded, monkey
     confine.sandbox.cache_clear()
 
 
-def test_docker_is_asked_for_bounds_and_gets_no_solution(tmp_path, monkeypatch):
-    """A program in its place notes how it is called."""
+# Docker's commands with the options that its manual has (docs.docker.com/reference/cli/docker), of
+# those that are used: whatever else is asked for ends it. What is to run in a container runs here.
+DOCKER = """\
+import argparse, os, re, sys
+commands = argparse.ArgumentParser().add_subparsers(dest="command", required=True)
+build, run, rm = (commands.add_parser(x, allow_abbrev=False) for x in ("build", "run", "rm"))
+for flag in "rm interactive init read-only".split():
+    run.add_argument("--" + flag, action="store_true", required=True)
+size = lambda text: re.fullmatch(r"[0-9.]+[bkmg]", text)[0]
+for name, kind in {"name": str, "memory": size, "memory-swap": size, "pids-limit": int, "user": int,
+                   "network": ["none"], "cap-drop": ["ALL"], "workdir": ["/tmp"],
+                   "security-opt": ["no-new-privileges"], "tmpfs": str}.items():
+    how = {"choices": kind} if isinstance(kind, list) else {"type": kind}
+    run.add_argument("--" + name, required=True, **how)
+run.add_argument("--env", action="append", type=lambda text: text.split("=", 1))
+run.add_argument("image", choices=["sha256:1"])
+run.add_argument("words", nargs=argparse.REMAINDER)
+build.add_argument("--quiet", action="store_true", required=True)
+build.add_argument("--file", required=True)
+build.add_argument("folder")
+rm.add_argument("--force", action="store_true", required=True)
+rm.add_argument("name")
+given = commands._name_parser_map[sys.argv[1]].parse_args(sys.argv[2:])
+print(*sys.argv[1:5], file=open(LOG, "a"))
+if sys.argv[1] == "build":
+    print("sha256:1")
+elif sys.argv[1] == "run":
+    own = dict(given.env, PATH=os.environ["PATH"], PYTHONPATH=ROOT)
+    words = [sys.executable if word == "python" else word for word in given.words]
+    os.execvpe(words[0], words, own)
+"""
+
+
+def test_docker_is_asked_for_bounds_by_options_that_it_has(bounded, tmp_path, monkeypatch):
     program, log = tmp_path / "docker", tmp_path / "log"
-    program.write_text(
-        f'#!/bin/sh\necho "$@" >> {log}\ncase $1 in build) echo image ;; '
-        "run) for last; do true; done; exec python3 -c \"print('it starts')\" ;; esac\n"
-    )
+    about = f"#!{sys.executable}\nLOG, ROOT = {str(log)!r}, {str(ROOT)!r}\n"
+    program.write_text(about + DOCKER)
     program.chmod(0o755)
     monkeypatch.setattr(confine.shutil, "which", lambda n: str(program) if n == "docker" else None)
     monkeypatch.setattr(confine.importlib.util, "find_spec", lambda name: None)
     confine.sandbox.cache_clear()
-    assert confine.sandbox() == ("docker", str(program))
+    place = confine.sandbox()
     confine.sandbox.cache_clear()
-    confine.sandbox()
-    confine.sandbox.cache_clear()
-    called = log.read_text()
-    assert called.count("build --quiet") == 1  # for all submissions
-    for word in ("--network none", "--read-only", "--memory 4.0g", "--pids-limit", "rm --force"):
-        assert word in called
+    assert place == ("docker", str(program))
+    assert (
+        "True /tmp"
+        in bounded("import os; print(os.environ['USER'] == 'student', '/tmp')", place).text
+    )
+    assert bounded(LOOP, place, seconds=1.0).stopped == "time"
+    words = [line.split()[0] for line in log.read_text().splitlines()]
+    assert words == ["build", *["run", "rm"] * 3]  # one image for all submissions
+
+
+def test_an_image_is_made_of_the_package_alone():
+    """Also by a builder that is sent the whole folder."""
     recipe = Path(confine.__file__).with_name("Dockerfile").read_text()
-    assert "assignments" not in recipe
+    copied = re.findall(r"^COPY (.+) /package", recipe, re.MULTILINE)
+    sent = (ROOT / ".dockerignore").read_text().splitlines()[1:]
+    assert sent == ["*", *sorted(f"!{name}" for name in " ".join(copied).split())]
+    assert not any("assignments" in name for name in sent)
 
 
 @pytest.fixture(scope="module")
@@ -923,6 +962,14 @@ def test_several_homeworks_join_into_one_gradebook(graded, book, table_of):
     assert [row["hw05"] for row in book(split)] == ["8", "", ""]
     with pytest.raises(IclError, match="names ada lovelace in two lines"):
         book("Student\nAda Lovelace\nAda_lovelace\n")
+
+
+@pytest.mark.parametrize(
+    "roster", ["student\nada\nbob\n", "hw05,student\n1,ada\n,bob\n", ",\n", "hw05\n"]
+)
+def test_a_gradebook_or_nothing_may_be_the_roster(graded, book, roster):
+    graded("class", ada=FULL, bob=CRASHED)
+    assert [(row["student"], row["hw05"]) for row in book(roster)] == [("ada", "8"), ("bob", "")]
 
 
 def test_two_spellings_of_a_name_are_one_student(book, table_of):

@@ -120,10 +120,11 @@ def gradebook(grades: Path, roster: Path | None = None) -> Path:
     book = whole.groupby(level=0)[["student"]].first().join(totals)
     if roster:
         table, scored = table_of(roster), whole.index[whole["total"].notna()]
-        table = table.loc[:, ~table.columns.duplicated()].drop(columns=[*book], errors="ignore")
+        table = table.loc[:, ~table.columns.duplicated()]
         columns = [column + " " for _, column in table.items()]
         keys = [(one + other).map(words) for one in columns for other in ("", *columns)]
-        table.index = pd.Index(max(keys, key=lambda key: key.isin(scored).sum()))
+        table.index = pd.Index(max(keys, key=lambda key: key.isin(scored).sum(), default=()))
+        table = table.drop(columns=[*book], errors="ignore")
         if twice := {*table.index[table.index.duplicated()]} & {*scored}:
             raise IclError(f"{roster} names {', '.join(twice)} in two lines. Leave one.")
         book = pd.concat([table.join(book), book[~book.index.isin(table.index)]])
