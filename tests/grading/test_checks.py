@@ -439,6 +439,22 @@ def test_patching_in_homework_6_is_a_run_of_two_copies_of_a_model():
         torch.testing.assert_close(found, forked(*edge))
 
 
+def test_a_circuit_with_a_back_up_outside_is_not_complete():
+    """Wang et al. 2022, section 4: the circuit alone, and the model without it, score as the whole
+    does; without both heads of the circuit the back-up goes on."""
+
+    def any_head(some):
+        return float(len(some) > 0)
+
+    def head_0(some):
+        return float(0 in some)
+
+    assert hw06.incompleteness(any_head, [0, 1], [0, 1, 2]) == 1.0
+    assert hw06.incompleteness(head_0, [0, 1], [0, 1, 2]) == 0.0
+    assert hw06.minimality(any_head, [0, 1]).tolist() == [1.0, 1.0]
+    assert hw06.minimality(head_0, [0, 1]).tolist() == [1.0, 0.0]
+
+
 def _imports(pattern, tokens):
     from iclutils.interp.head_scores import olsson_prefix_matching
 
