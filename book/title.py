@@ -1,7 +1,8 @@
 """Draw the title picture, ``_static/title.svg``: python book/title.py; SmolLM2 must be at hand.
 
 It is the prompt of the tour. An arc leads from the last line to each answer, as wide as the
-attention that one head of SmolLM2 pays to it there: 17.5, which looks most at the answers.
+attention that one head of SmolLM2 pays to it there: 17.5, which looks most at the answers. The same
+share stands at the right.
 """
 
 from pathlib import Path
@@ -13,8 +14,12 @@ from iclutils import models
 PAIRS = {"walk": "walking", "play": "playing", "help": "helping", "jump": "jumping"}
 PAIRS |= {"look": "looking", "swim": "swimming"}
 HEAD = 17, 5
-LINE, LEFT, ANSWER, WIDEST = 30, 30, 200, 18  # a line's height, where words begin, the widest arc
-ARROW = 116  # where the last one ends, from which the head looks
+LINE, LEFT, ANSWER, WIDEST = 30, 8, 178, 18  # a line's height, where words begin, the widest arc
+ARROW, TOP, RIGHT = (
+    94,
+    52,
+    392,
+)  # where the last one ends, from which the head looks; first line, right edge
 
 
 def looks() -> tuple[list[float], float]:
@@ -33,16 +38,23 @@ def looks() -> tuple[list[float], float]:
 
 def picture(attention: list[float], chance: float) -> str:
     """Return the drawing: words are text, colours are those of the page."""
-    end = 24 + 5 * LINE
-    rows = []
+    end = TOP + 5 * LINE
+    head = ".".join(map(str, HEAD))
+    rows = [
+        f'<text class="title-small" x="{RIGHT}" y="{y}">{words}</text>'
+        for y, words in ((13, f"where head {head} looks"), (29, "from the last arrow"))
+    ]
     for i, (verb, form) in enumerate(PAIRS.items()):
-        y = 24 + i * LINE
+        y = TOP + i * LINE
         last = i == len(attention)
-        rows.append(f'<text x="{LEFT}" y="{y}">{verb}</text><text x="90" y="{y}">→</text>')
+        rows.append(f'<text x="{LEFT}" y="{y}">{verb}</text><text x="68" y="{y}">→</text>')
         colour = ' class="title-answer"' if last else ""
         rows.append(f'<text x="{ANSWER}" y="{y}"{colour}>{form}</text>')
+        share = f"{100 * chance:.0f} % sure" if last else f"{100 * attention[i]:.0f} %"
+        kind = "title-answer" if last else "title-look"
+        rows.append(f'<text class="title-small {kind}" x="{RIGHT}" y="{y}">{share}</text>')
     for i, weight in enumerate(attention):
-        y, foot = 19 + i * LINE, end - 5
+        y, foot = TOP - 5 + i * LINE, end - 5
         curve = f"M{ANSWER - 8} {y}C{ANSWER - 60} {y} {ARROW} {(y + foot) // 2} {ARROW} {foot}"
         width = WIDEST * weight / max(attention)
         rows.append(f'<path d="{curve}" stroke-width="{width:.1f}"/>')

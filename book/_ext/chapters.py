@@ -7,12 +7,13 @@ section with the label ``(NN-drawer)=`` is closed on the page, and opened by a c
 a first reading does not need. Browsers find text in it and print it; a link to something inside
 opens it (``access.js``).
 
-A bet is an admonition with the title *A bet*, its answer one with the title *Answer*. A cell with
-the tag ``hide-cell`` between both is shown inside the answer: text, output, folded code. The
-paragraph after an answer says the finding. ``custom.css`` hides it while the answer is closed, and
-so it hides a table right below, with the sentence that says what the table shows. What stands under
-a heading *What we know* waits for all bets above it (``access.js``), a cell with the tag ``waits``
-for the last one.
+A bet is an admonition with the title *A bet*, its answer one with the title *Answer*, which begins
+with the letter of the right choice: choices, "(a) one; (b) two", become buttons (``access.js``).
+A cell with the tag ``hide-cell`` between both is shown inside the answer: text, output, folded
+code. The paragraph after an answer says the finding. ``custom.css`` hides it while the answer is
+closed, and so it hides a table right below, with the sentence that says what the table shows. What
+stands under a heading *What we know* waits for all bets above it (``access.js``), a cell with the
+tag ``waits`` for the last one.
 
 An exercise is one closed box: its task, the cell to be filled in, the check, and its solution,
 wherever in the notebook that stands. The cells at the head of a page that only run it are one bar.

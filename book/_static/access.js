@@ -52,6 +52,40 @@ window.addEventListener("DOMContentLoaded", () => {
   }
 });
 
+/* A bet of the text is pressed, as one of a live figure: "(a) one; (b) two." are buttons, and a press
+   opens the answer, which begins with the letter of the right choice. */
+window.addEventListener("load", () => {
+  for (const bet of document.querySelectorAll(".admonition.bet")) {
+    const said = [...bet.querySelectorAll(":scope > p")].filter((words) => /^\s*\([a-h]\)\s/.test(words.textContent));
+    let answer = bet.nextElementSibling;
+    while (answer && !answer.matches(".answer, .bet, section")) answer = answer.nextElementSibling;
+    if (!said.length || !answer?.matches(".answer")) continue;
+    const right = /\(([a-h])\)/.exec(answer.querySelector("p:not(.admonition-title)")?.textContent)?.[1];
+    const box = document.createElement("div");
+    const buttons = said.map((words) => words.innerHTML).join(" ").split(/(?=\([a-h]\)\s)/).filter((text) => text.trim()).map((text) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.innerHTML = text.trim().replace(/[;.]$/, "");
+      button.setAttribute("aria-pressed", "false");
+      button.addEventListener("click", () => {
+        button.setAttribute("aria-pressed", "true");
+        for (const each of buttons) {
+          const letter = each.textContent[1];
+          each.disabled = true;
+          each.classList.toggle("live-right", letter === right);
+          each.classList.toggle("live-wrong", each === button && letter !== right);
+        }
+        answer.querySelector(".toggle-button-hidden")?.click();
+      });
+      return button;
+    });
+    box.className = "bet-choices";
+    box.append(...buttons);
+    for (const words of said) words.classList.add("bet-said");
+    said.at(-1).after(box);
+  }
+});
+
 /* What a chapter knows would answer its bets: it waits until all above it are answered, or for a press.
    So does what would answer the last one. A bar says which bets are left. */
 const OPEN = ".answer.toggle-hidden, .bet + .cell.tag_hide-cell > details:not([open]), " +

@@ -114,6 +114,25 @@ def test_solutions_unfold_without_a_mouse(reader):
         tab.keyboard.press("Enter")
 
 
+def test_a_bet_of_the_text_is_pressed(reader):
+    """A press marks what is right and opens the answer; on paper the choices are a line."""
+    tab = reader.open("notebooks/03_ridge_ols")
+    bet, answer = tab.locator(".bet").first, tab.locator(".answer").first
+    assert answer.locator("p:not(.admonition-title)").first.is_hidden()
+    words = bet.locator("button").all_inner_texts()
+    assert [text[:4] for text in words] == ["(a) ", "(b) ", "(c) "]
+    bet.locator("button").first.click()
+    answer.locator("p:not(.admonition-title)").first.wait_for()
+    right = answer.locator("p:not(.admonition-title)").first.inner_text()[:3]
+    assert bet.locator(".live-right").inner_text().startswith(right)
+    assert bet.locator("button:enabled").count() == 0
+    tab.emulate_media(media="print")
+    assert (bet.locator("button:visible").count(), bet.locator(".bet-said").first.is_visible()) == (
+        0,
+        True,
+    )
+
+
 def test_what_a_chapter_knows_waits_for_its_bets(reader):
     """For all of them, or for a press; paper does not wait."""
     tab = reader.open("notebooks/05_contrastive_kernel")

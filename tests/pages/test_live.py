@@ -464,6 +464,45 @@ def test_a_bet_is_answered_by_what_the_reader_does(reader, name):
     assert reader.errors == []
 
 
+def test_a_second_copy_stands_below_the_first_and_says_what_can_be_known(reader):
+    """Letter below letter, at every width; a dot where nothing can be known."""
+    for name in ("copies", "induction"):
+        tab = opened(reader, name)
+        cells = tab.locator(".live-cell")
+        for width in (1280, 390):
+            tab.set_viewport_size({"width": width, "height": 900})
+            left = cells.evaluate_all("all => all.map(x => x.getBoundingClientRect().left)")
+            assert max(abs(a - b) for a, b in zip(left[1:17], left[17:], strict=True)) < 1
+        said = cells.locator("i").all_inner_texts()
+        assert {*said[:17]} == {"·"}
+        assert all(word.endswith("✓") for word in said[17:-1])
+
+
+def test_a_bet_says_what_else_the_reader_sees(reader):
+    """Several heads at once are no answer; after it, four heads teach one thing more."""
+    tab = reader.open("copies")
+    told = tab.locator(".live-told")
+    tab.locator(".live-bet button").first.click()
+    switch = tab.locator(".live-heads")
+
+    def off(*heads):
+        for box in switch.locator("input").all():
+            wanted = box.input_value() in heads
+            if box.is_checked() != wanted:
+                after(tab, box.set_checked, wanted)
+        return told.inner_text()
+
+    assert "15 of 15" in off("1.3")
+    assert off("1.2", "1.3").startswith("2 heads are off at once.")
+    assert off() == "Now switch off one head at a time."
+    assert "all four heads of the second layer" in off("0.2")
+    assert off("1.0", "1.1", "1.2", "1.3").startswith("Without all four, 0 of 15")
+    after(tab, do, tab, "Reset")
+    off("1.2", "1.3")
+    assert told.inner_text() == "", "who has not bet is told nothing"
+    assert reader.errors == []
+
+
 TASKS = {  # of each figure: number of a task, a state in the address, then what the reader does
     "induction": (3, "model=detour", ("Head to look at", "1.0")),
     "points": (2, "count=2&point=2&a1=1&b1=0&y1=0.5&a2=1&b2=0.1&y2=0.5", ("label y", "1.5")),

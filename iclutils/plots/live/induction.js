@@ -147,9 +147,10 @@
       const cells = tokens.map((t, i) => {
         const known = asked.includes(i), hit = i + 1 < n && guesses[i] === tokens[i + 1];
         const guess = nameOf(guesses[i]), look = i <= at ? pattern[at * n + i] : 0;
-        const mark = known ? (hit ? " ✓" : " ✗") : "";
+        const mark = known ? (hit ? " ✓" : " ✗") : "", said = guess === "other" ? "?" : Live.escaped(guess);
+        const says = !known && tokens.indexOf(t) === i ? `<small>·</small>` : said + mark; // what follows a new token, nobody can know
         return `${again && i === half ? `<span class="live-break"></span>` : ""}<span class="live-cell${i === at ? " live-here" : ""}${known ? (hit ? " live-right" : " live-wrong") : ""}" data-pick='{"place":${i}}'>` +
-          `<b style="--look:${look.toFixed(2)}">${Live.escaped(nameOf(t))}</b><i>${guess === "other" ? "?" : Live.escaped(guess)}${mark}</i></span>`;
+          `<b style="--look:${look.toFixed(2)}">${Live.escaped(nameOf(t))}</b><i>${says}</i></span>`;
       });
       return `<div class="live-strip" aria-hidden="true">${cells.join("")}</div>`;
     }
@@ -217,7 +218,7 @@
         const list = (heads) => [...new Set(heads.map((one) => one.join(".")))].join(", ");
         const cut = m.keys.length ? ` Cut: the keys of ${list(m.keys.map(({ to }) => to))} get the output that ${list(m.keys.map(({ from }) => from))} has on a sequence of other letters.` : "";
         const unread = given ? "" : [...new Set(state.text)].filter((c) => !LETTERS.includes(c)).join(" ");
-        const note = `Below each ${word} stands what the network says comes next${given ? "" : "; ? is a token that has no letter here"}. ` +
+        const note = `Below each ${word} stands what the network says comes next (a dot below a new ${word}, after which this cannot be known${given ? "" : "; ? is a token that has no letter here"}). ` +
           `Blue: where head ${m.head.join(".")} looks from the framed ${word}. Touch a ${word} to look from there.` +
           `${unread && ` Left out, since no letters: ${Live.escaped(unread)}.`}${cut}`;
         const looks = bars(`From ${here} at place ${m.at} it looks at`, looked.map((k) => [`${nameOf(m.tokens[k])}, ${k}`, m.pattern[m.at * m.n + k], "a"]));
@@ -256,23 +257,30 @@
         choices: ["no, the other heads stand in for it", "yes, one of the first layer", "yes, one of the second layer"],
         deed: "Now switch off one head at a time.",
         answer(s, m, memory, choice) {
-          if (m.off.length !== 1) return null;
+          if (m.off.length !== 1) return [undefined, m.off.length ? `${m.off.length} heads are off at once. Switch them on again, and off one at a time.` : copies.bet.deed];
           memory[s.off] = m.right;
-          const second = all(1).map((head) => memory[head.join(".")]);
-          if (m.right === 0) return [s.off[0] === "0" ? 1 : 2, `Without head ${s.off} none of the ${m.count} letters is right.`];
-          return choice === 2 && second.every((right) => right > 0) ? [null, "No head of the second layer stops it alone. Look in the first."] : null;
+          const second = all(1).map((head) => memory[head.join(".")]), four = "Now switch it on again, and switch off all four heads of the second layer.";
+          if (m.right === 0) return [s.off[0] === "0" ? 1 : 2, `Without head ${s.off} none of the ${m.count} letters is right. ${four}`];
+          if (choice === 2 && second.every((right) => right > 0)) return [null, "No head of the second layer stops it alone. Look in the first."];
+          return [undefined, `Without head ${s.off}, ${m.right} of ${m.count} letters are right. Try another head.`];
+        },
+        later(s, m) {
+          if (s.off !== all(1).map((head) => head.join(".")).join(" ")) return null;
+          return `Without all four, ${m.right} of ${m.count} letters are right. Without any one of them, at least ${m.least} are. So they stand in for each other: a head that can be missing may still do work (chapter 06).`;
         },
       },
       fields: () => [{ kind: "checks", name: "off", label: "Switch heads off: 0.0 to 0.3 are in the first layer, 1.0 to 1.3 in the second", class: "live-heads", options: everyHead.map((head) => [head.join("."), head.join(".")]) }],
       draw(state, parts) {
-        const m = measured({ ...page.first, ...state }, parts), sure = m.asked.map((i) => m.places[i][m.tokens[i + 1]]);
+        const without = (off) => measured({ ...page.first, off }, parts), m = without(state.off);
+        const singly = all(1).map((head) => head.join(".")), least = state.off === singly.join(" ") ? Math.min(...singly.map((off) => without(off).right)) : null;
+        const sure = m.asked.map((i) => m.places[i][m.tokens[i + 1]]);
         const mean = sure.reduce((sum, p) => sum + p, 0) / m.count;
         const numbers = [
           ["letters right in the second copy", `${m.right} of ${m.count}`, ""],
           ["how sure it is of the right letter there", mean.toFixed(2), `from 0 to 1; a blind guess among its ${m.run.vocab} tokens: ${(1 / m.run.vocab).toFixed(3)}`],
         ];
-        const view = `<div class="live-rows">${strip({ ...m, pattern: new Float64Array(m.pattern.length), at: -1 })}</div><p class="live-note">Large: the letters that the network reads. Small: what it says comes next. In the first row it can only guess. (It knows ${m.run.vocab} tokens. We write ${LETTERS.length} of them as letters, capital or small, and all others as ?.)</p>`;
-        return { numbers, view, said: `${m.right} of ${m.count} letters of the second copy are right.`, ...m };
+        const view = `<div class="live-rows">${strip({ ...m, pattern: new Float64Array(m.pattern.length), at: -1 })}</div><p class="live-note">Large: the letters that the network reads. Small: what it says comes next. In the first row this cannot be known, so a dot stands there. (It knows ${m.run.vocab} tokens; ? is one that has no letter here.)</p>`;
+        return { numbers, view, said: `${m.right} of ${m.count} letters of the second copy are right.`, ...m, least };
       },
     };
     if (!given) return { page, copies };

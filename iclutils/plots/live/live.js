@@ -11,7 +11,9 @@
 //   bet             optional: {asks, choices: [text], deed, answer(state, drawn, memory, choice)}: a
 //                   question, what to do to find out, and, once the reader's own deeds have answered
 //                   it, [index of the right choice, what they showed]; [null, text] where they only
-//                   refute the choice; null before. memory is an object for what was seen earlier
+//                   refute the choice; [undefined, text] where they show something else; null before.
+//                   memory is an object for what was seen earlier. Once it is answered, the optional
+//                   later(state, drawn) says what further deeds show, or null
 //   tasks           optional: [{text, seen: [(state, drawn, last) -> whether], found(state, drawn)}]:
 //                   more to see, in any order, and what that says; last is {state, drawn} as before
 //   change(state)   optional -> state, once something has changed it
@@ -209,7 +211,7 @@ const Live = (() => {
 
   // Choices to press, and later whether the choice was right
   //   -> {element, see(state, drawn), clear()}
-  function bet({ asks, choices, deed, answer }, announce) {
+  function bet({ asks, choices, deed, answer, later }, announce) {
     let choice = null, memory = {}, done = false, latest = null;
     const told = make("p", { class: "live-told", role: "status" });
     const buttons = choices.map((text, i) => make("button", { type: "button", "aria-pressed": "false", click: () => {
@@ -228,13 +230,13 @@ const Live = (() => {
     }, { threshold: [0, 0.9] });
     function see(state, drawn) {
       latest = [state, drawn];
-      const [right, text] = (!done && answer(state, drawn, memory, choice)) || [];
-      if (text === undefined) return;
-      const verdict = choice === null ? "" : choice === right ? "Your bet was right. " : "Your bet was wrong. ";
+      const [right, text] = (done ? [undefined, later?.(state, drawn) ?? undefined] : answer(state, drawn, memory, choice)) || [];
+      if (text === undefined || (right === undefined && choice === null)) return;
+      const verdict = choice === null || right === undefined ? "" : choice === right ? "Your bet was right. " : "Your bet was wrong. ";
       told.textContent = verdict + text;
       watch.disconnect();
       for (const part of [told, ...buttons]) watch.observe(part);
-      if (right === null) return;
+      if (right === null || right === undefined) return;
       done = true;
       buttons.forEach((button, i) => {
         button.disabled = true;
