@@ -15,11 +15,8 @@ PAIRS = {"walk": "walking", "play": "playing", "help": "helping", "jump": "jumpi
 PAIRS |= {"look": "looking", "swim": "swimming"}
 HEAD = 17, 5
 LINE, LEFT, ANSWER, WIDEST = 30, 8, 178, 18  # a line's height, where words begin, the widest arc
-ARROW, TOP, RIGHT = (
-    94,
-    52,
-    392,
-)  # where the last one ends, from which the head looks; first line, right edge
+ARROW = 94  # where the last one ends, from which the head looks
+TOP, RIGHT = 58, 392  # of the first line, and the right edge
 
 
 def looks() -> tuple[list[float], float]:
@@ -42,7 +39,7 @@ def picture(attention: list[float], chance: float) -> str:
     head = ".".join(map(str, HEAD))
     rows = [
         f'<text class="title-small" x="{RIGHT}" y="{y}">{words}</text>'
-        for y, words in ((13, f"where head {head} looks"), (29, "from the last arrow"))
+        for y, words in ((16, f"where head {head} looks"), (32, "from the last arrow"))
     ]
     for i, (verb, form) in enumerate(PAIRS.items()):
         y = TOP + i * LINE
