@@ -37,7 +37,7 @@ def blocks(text):
 
 def rows(text, kind):
     """The cells of the tables of one kind, a list of lists."""
-    tables = re.findall(rf"^\{{\.cards \.{kind}\}}\n\|.*\n\|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    tables = re.findall(rf"^\{{\.\w+ \.{kind}\}}\n\|.*\n\|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
     return [[[c.strip() for c in row.split("|")[1:-1]] for row in t.splitlines()] for t in tables]
 
 
