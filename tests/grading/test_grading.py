@@ -604,26 +604,34 @@ def test_sixty_submissions_are_graded_fairly(hw05, build, tmp_path, monkeypatch,
 @pytest.mark.nightly
 def test_otter_alone_grades_the_same(hw05, tmp_path):
     """What Gradescope runs: it has the hidden checks from the file that it is given."""
-    shutil.copy(hw05.solved, tmp_path / "solved.ipynb")
+    hand_in(tmp_path, "right", hw05.solved, lambda cells: None)
+    hand_in(tmp_path, "wrong", hw05.solved, WRONG["a typical mistake"][0])
+    hand_in(tmp_path, "public", hw05.solved, wrap("right(*given) * (len(given[1]) < 7)"))
     (autograder,) = hw05.solved.parent.glob("*.zip")
-    command = [sys.executable, "-m", "otter", "run", "-a", str(autograder), "solved.ipynb"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True,
-                   env=os.environ | {"ICLUTILS_HOMEWORK": str(tmp_path)})  # fmt: skip
-    tests = read_json(tmp_path / "results.json")["tests"]
-    scores = {test["name"]: test.get("score") for test in tests}
-    assert (scores["q1"], scores["q2"]) == (4.0, 4.0)
+    for name, points in (("right", 4.0), ("wrong", 0.0), ("public", 2.0)):
+        command = [sys.executable, "-m", "otter", "run", "-a", str(autograder), f"{name}.ipynb"]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True,
+                       env=os.environ | {"ICLUTILS_HOMEWORK": str(tmp_path)})  # fmt: skip
+        tests = read_json(tmp_path / "results.json")["tests"]
+        scores = {test["name"]: test.get("score") for test in tests}
+        assert (scores["q1"], scores["q2"]) == (points, 4.0)
 
 
 @pytest.mark.nightly
 def test_a_private_homework_needs_no_change_of_the_package(tmp_path, monkeypatch):
-    private = tmp_path / "private"
+    private, package = tmp_path / "private", "iclutils @ git+https://a.example/book@1"
     (private / "answers").mkdir(parents=True)
     for source, new in ((assignments.masters()["hw05"], private / "hw77_mine.ipynb"),
                         (assignments.table("hw05"), private / "answers" / "hw77.py")):  # fmt: skip
-        new.write_text(source.read_text(encoding="utf-8").replace("hw05", "hw77"), encoding="utf-8")
+        text = source.read_text(encoding="utf-8").replace("hw05", "hw77")
+        text = text.replace(r"name: hw77\n", rf"name: hw77\nrequirements: ['{package}']\n")
+        new.write_text(text, encoding="utf-8")
     monkeypatch.setenv("ICLUTILS_HOMEWORK", str(private))
     monkeypatch.syspath_prepend(str(private / "answers"))
     (made,) = assignments.make(tmp_path / "build")
+    (autograder,) = made.solved.parent.glob("*.zip")
+    with ZipFile(autograder) as autograder:  # what Gradescope installs
+        assert package in autograder.read("environment.yml").decode()
     hand_in(tmp_path / "given", "ada", made.solved, lambda cells: None)
     row = rows(submissions.grade(tmp_path / "build", tmp_path / "given", "hw77"))["ada"]
     assert (row["status"], row["total"], row["possible"]) == ("graded", "16", "16")
@@ -662,6 +670,8 @@ def graded(monkeypatch, tmp_path):
                 os.kill(os.getpid(), signal.SIGKILL)
             if isinstance(each, BaseException):
                 raise each
+            if callable(each):
+                each = each()
             return each | {"confined": where[0]}
 
         monkeypatch.setattr(submissions, "_grade", given)
@@ -677,6 +687,31 @@ def test_a_crash_in_the_middle_loses_nothing(graded):
         graded("class", ada=FULL, bob=SystemExit(), eve=FULL)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    found = rows(graded("class", ada=AssertionError("again"), bob=FULL, eve=FULL))
+    assert {name: row["total"] for name, row in found.items()} == dict.fromkeys(found, "8")
+
+
+def test_ctrl_c_ends_at_once_and_leaves_nothing_running(graded, where):
+    """What was graded is stored, and what was not is graded by the next call."""
+    mark = f"mark{time.monotonic_ns()}"
+    code = {"checks": f"import os\nos.execvp('sleep', ['{mark}', '60'])"}
+
+    def waits():
+        return result(f"stopped: {confine.run(where, code, confine.LIMITS)[0]}")
+
+    if (pid := os.fork()) == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            graded("class", ada=FULL, bob=waits, eve=FULL)
+        except KeyboardInterrupt:
+            os._exit(7)
+        os._exit(0)
+    assert becomes(True, mark)
+    os.kill(pid, signal.SIGINT)
+    start = time.monotonic()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert time.monotonic() - start < 5
+    assert becomes(False, mark)
     found = rows(graded("class", ada=AssertionError("again"), bob=FULL, eve=FULL))
     assert {name: row["total"] for name, row in found.items()} == dict.fromkeys(found, "8")
 
@@ -888,6 +923,13 @@ def test_a_name_has_one_line_however_its_accents_are_written(graded, enter, book
     assert book() == [{"student": "Åsa Müller", "hw05": "12"}]
     (row,) = book("First;Last\nÅsa;Müller\n".encode("cp1252"))
     assert row["hw05"] == "12"
+
+
+def test_a_folder_that_is_not_there_and_points_that_are_none_are_told(book, tmp_path):
+    with pytest.raises(IclError, match=r"nowhere holds no file\. Name"):
+        submissions.grade(tmp_path, tmp_path / "nowhere", "hw05")
+    with pytest.raises(IclError, match="holds no points: make grade"):
+        book()
 
 
 def test_sections_in_folders_are_not_taken_for_students(graded, tmp_path):

@@ -26,7 +26,6 @@ from iclutils.files import read_json, write_text
 from iclutils.progress import bar
 from nbformat.v4 import new_code_cell
 
-SIGN = "made_of"  # written last: a digest of what the folder was made of
 CARRY = """\
 # @title The public checks of this homework: run this cell, it need not be read.
 import base64, json, sys, types, zlib
@@ -68,12 +67,12 @@ def make(build: Path, name: str = "") -> list[Homework]:
 def _made(master: Path, folder: Path) -> Homework:
     needs, notebook = [table(folder.name), Path(checks.__file__)], read_json(master)
     texts = [path.read_bytes() for path in (master, *needs, Path(__file__))]
-    digest, sign = hashlib.sha256(b"".join(texts)).hexdigest(), folder / SIGN
+    digest, sign = hashlib.sha256(b"".join(texts)).hexdigest(), folder / "made_of"
     cells = ["".join(cell["source"]) for cell in notebook["cells"]]
     asked = [yaml.safe_load(text) for text in cells if text.startswith("# BEGIN QUESTION")]
     if not sign.is_file() or sign.read_text() != digest:
         _assign(notebook, master.name, folder, needs)
-        write_text(sign, digest)
+        write_text(sign, digest)  # last, so that a folder that has one is whole
     return Homework(
         name=folder.name,
         digest=digest,

@@ -81,9 +81,9 @@ def run(where: Place, plan: dict[str, Any], limits: Limits) -> tuple[str, dict[s
     """Run the worker with a plan in a sandbox, until it ends or breaks a bound; return why it was
     stopped (or nothing), what it told, by name, and the last of what else it wrote."""
     (kind, program), name, stopped = where, f"graded-{secrets.token_hex(8)}", ""
-    place = tempfile.TemporaryDirectory if kind == UNCONFINED else lambda: nullcontext("/tmp")
+    place = tempfile.TemporaryDirectory() if kind == UNCONFINED else nullcontext("/tmp")
     # Files without names, so that nothing is left of a grader that is killed.
-    with tempfile.TemporaryFile() as orders, tempfile.TemporaryFile() as output, place() as folder:
+    with tempfile.TemporaryFile() as orders, tempfile.TemporaryFile() as output, place as folder:
         orders.write(json.dumps(plan | limits).encode())
         orders.seek(0)
         own = HERE | {key: folder if value == "/tmp" else value for key, value in OWN.items()}
@@ -127,10 +127,8 @@ def _command(kind: str, program: str, name: str, limits: Limits) -> list[str]:
     words += f"prlimit --core=0 --fsize={FILE} --nproc={TASKS if root else 20 * TASKS} "
     words += f"--data={int(limits['memory'] * 2**30)} --cpu={seconds}:{seconds + 1}"
     bounds = words.split() if kind != UNCONFINED or shutil.which("prlimit") else []
-    if kind == "bubblewrap":
-        return [*_bubblewrap(program), *bounds, sys.executable]
-    if kind == UNCONFINED:
-        return [*bounds, sys.executable]
+    if kind != "docker":
+        return [*(_bubblewrap(program) if program else ()), *bounds, sys.executable]
     memory = f"--memory {limits['memory']}g --memory-swap {limits['memory']}g"
     words = f"run --rm --interactive --init --name {name} --read-only --network none {memory} "
     words += f"--pids-limit {TASKS} --cap-drop ALL --security-opt no-new-privileges "

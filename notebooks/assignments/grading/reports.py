@@ -86,10 +86,9 @@ def entered(place: Path, points: dict[str, float]) -> pd.DataFrame:
     rows.index = rows["student"].map(words)
     rows["points"] = rows["points"].str.replace(",", ".")
     given, value = rows["points"] != "", pd.to_numeric(rows["points"], errors="coerce")
-    wrong = ~value.between(0, rows["question"].map(points).astype(float))
-    wrong |= given.groupby([rows.index, rows["question"]]).cumsum() > 1
-    wrong &= given
-    for number in wrong.to_numpy().nonzero()[0]:
+    right = value.between(0, rows["question"].map(points).astype(float))
+    right &= given.groupby([rows.index, rows["question"]]).cumsum() == 1
+    for number in (given & ~right).to_numpy().nonzero()[0]:
         who, question, given = rows[ENTERED[:3]].iloc[number]
         every = ", ".join(f"{of:g} for {name}" for name, of in points.items())
         raise IclError(f"{path}, row {number + 2}, {who}: {given!r} for {question}. "

@@ -54,10 +54,9 @@ def grade(
 ) -> Path:
     """Grade every file in a folder, a notebook for each student; return the table of all that was
     graded of the homework, in ``build/grades``. What has a result is not run again."""
-    names = {path: os.fsencode(path.relative_to(folder)).decode("utf-8", "backslashreplace")
-             for path in sorted(folder.rglob("*"))
-             if path.is_file() and not path.is_symlink()}  # fmt: skip
-    names = {path: name for path, name in names.items() if not HIDDEN.search(name)}
+    names = {path: os.fsencode(name).decode("utf-8", "backslashreplace")
+             for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()
+             if not HIDDEN.search(name := str(path.relative_to(folder)))}  # fmt: skip
     if not names:
         raise IclError(f"{folder} holds no file. Name the folder with the submissions.")
     notebooks = (name for path, name in names.items() if path.suffix.lower() in SUFFIXES)
@@ -79,15 +78,15 @@ def grade(
         if not store.is_file():
             text = json.dumps(_grade(path, data, made, where, limits), ensure_ascii=False)
             result = json.loads(text.encode("utf-8", "replace"))  # of half a character a "?"
-            if result["status"] == "crashed" or confine.INTERRUPTED.is_set():
+            if result["status"] in ("crashed", "stopped: interrupted"):
                 return result  # and not store it
             write_json(store, result)
         return read_json(store)
 
     with FileLock(place / "being_graded.lock", timeout=0):  # else an error that names it
         reports.entered(place, made.points)  # a mistake in it is said before all the work
-        where = (UNCONFINED, "") if unconfined else confine.sandbox()
         confine.INTERRUPTED.clear()
+        where = (UNCONFINED, "") if unconfined else confine.sandbox()
         with ThreadPoolExecutor(JOBS) as pool:
             try:
                 results = bar(pool.map(graded, names), f"grading {made.name}", len(names))
@@ -217,6 +216,8 @@ def _fault(parts: tuple[checks.Part, ...], values: dict[int, Any], student: str)
                 return given[:300] or "it gave nothing"
             for part, value in zip(parts, given, strict=True):
                 with JUDGING:
+                    if confine.INTERRUPTED.is_set():
+                        raise KeyboardInterrupt
                     part.judge(value, seed, student)
     except checks.Mistake as mistake:
         return str(mistake)
