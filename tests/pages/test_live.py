@@ -481,6 +481,7 @@ def test_a_second_copy_stands_below_the_first_and_says_what_can_be_known(reader)
 def test_a_bet_says_what_else_the_reader_sees(reader):
     """Several heads at once are no answer; after it, four heads teach one thing more."""
     tab = reader.open("copies")
+    tab.evaluate("document.querySelector('.live-more').open = true")
     told = tab.locator(".live-told")
     tab.locator(".live-bet button").first.click()
     switch = tab.locator(".live-heads")
