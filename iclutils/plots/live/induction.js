@@ -148,7 +148,7 @@
         const known = asked.includes(i), hit = i + 1 < n && guesses[i] === tokens[i + 1];
         const guess = nameOf(guesses[i]), look = i <= at ? pattern[at * n + i] : 0;
         const mark = known ? (hit ? " ✓" : " ✗") : "", said = guess === "other" ? "?" : Live.escaped(guess);
-        const says = !known && tokens.indexOf(t) === i ? `<small>·</small>` : said + mark; // what follows a new token, nobody can know
+        const says = !given && !known && tokens.indexOf(t) === i ? `<small>·</small>` : said + mark; // what follows a new token, nobody can know
         return `${again && i === half ? `<span class="live-break"></span>` : ""}<span class="live-cell${i === at ? " live-here" : ""}${known ? (hit ? " live-right" : " live-wrong") : ""}" data-pick='{"place":${i}}'>` +
           `<b style="--look:${look.toFixed(2)}">${Live.escaped(nameOf(t))}</b><i>${says}</i></span>`;
       });
@@ -218,7 +218,7 @@
         const list = (heads) => [...new Set(heads.map((one) => one.join(".")))].join(", ");
         const cut = m.keys.length ? ` Cut: the keys of ${list(m.keys.map(({ to }) => to))} get the output that ${list(m.keys.map(({ from }) => from))} has on a sequence of other letters.` : "";
         const unread = given ? "" : [...new Set(state.text)].filter((c) => !LETTERS.includes(c)).join(" ");
-        const note = `Below each ${word} stands what the network says comes next (a dot below a new ${word}, after which this cannot be known${given ? "" : "; ? is a token that has no letter here"}). ` +
+        const note = `Below each ${word} stands what the network says comes next${given ? "" : " (a dot below a new letter, after which this cannot be known; ? is a token that has no letter here)"}. ` +
           `Blue: where head ${m.head.join(".")} looks from the framed ${word}. Touch a ${word} to look from there.` +
           `${unread && ` Left out, since no letters: ${Live.escaped(unread)}.`}${cut}`;
         const looks = bars(`From ${here} at place ${m.at} it looks at`, looked.map((k) => [`${nameOf(m.tokens[k])}, ${k}`, m.pattern[m.at * m.n + k], "a"]));
