@@ -47,7 +47,7 @@ def picture(attention: list[float], chance: float) -> str:
         rows.append(f'<text x="{LEFT}" y="{y}">{verb}</text><text x="68" y="{y}">→</text>')
         colour = ' class="title-answer"' if last else ""
         rows.append(f'<text x="{ANSWER}" y="{y}"{colour}>{form}</text>')
-        share = f"{100 * chance:.0f} % sure" if last else f"{100 * attention[i]:.0f} %"
+        share = f"said: {100 * chance:.0f} % sure" if last else f"{100 * attention[i]:.0f} %"
         kind = "title-answer" if last else "title-look"
         rows.append(f'<text class="title-small {kind}" x="{RIGHT}" y="{y}">{share}</text>')
     for i, weight in enumerate(attention):
