@@ -239,8 +239,9 @@ elif sys.argv[1] == "run":
 
 def test_docker_is_asked_for_bounds_by_options_that_it_has(bounded, tmp_path, monkeypatch):
     program, log = tmp_path / "docker", tmp_path / "log"
-    about = f"#!{sys.executable}\nLOG, ROOT = {str(log)!r}, {str(ROOT)!r}\n"
-    program.write_text(about + DOCKER)
+    stub = tmp_path / "docker.py"
+    stub.write_text(f"LOG, ROOT = {str(log)!r}, {str(ROOT)!r}\n" + DOCKER)
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{stub}" "$@"\n')  # paths have blanks
     program.chmod(0o755)
     monkeypatch.setattr(confine.shutil, "which", lambda n: str(program) if n == "docker" else None)
     monkeypatch.setattr(confine.importlib.util, "find_spec", lambda name: None)
