@@ -75,6 +75,8 @@ window.addEventListener("load", () => {
           each.classList.toggle("live-right", letter === right);
           each.classList.toggle("live-wrong", each === button && letter !== right);
         }
+        for (let each = bet.nextElementSibling; each !== answer; each = each.nextElementSibling)
+          if (each.matches(".cell.tag_hide-cell")) each.querySelector("details").open = true; // what the answer rests on
         answer.querySelector(".toggle-button-hidden")?.click();
       });
       return button;
@@ -88,13 +90,13 @@ window.addEventListener("load", () => {
 
 /* What a chapter knows would answer its bets: it waits until all above it are answered, or for a press.
    So does what would answer the last one. A bar says which bets are left. */
-const OPEN = ".answer.toggle-hidden, .bet + .cell.tag_hide-cell > details:not([open]), " +
-  ".live-bet:not(:has([aria-pressed=true], :disabled))";
+const OPEN = ".answer.toggle-hidden, .live-bet:not(:has([aria-pressed=true], :disabled))";
 const follows = (one, other) => one.compareDocumentPosition(other) & Node.DOCUMENT_POSITION_FOLLOWING;
 function betOf(open) { // a bet of the text stands above its answer
-  if (open.matches(".live-bet")) return [open, "the live figure’s"];
-  const bet = [...document.querySelectorAll(".bet")].filter((one) => follows(one, open)).at(-1) ?? open;
-  const heading = [...bet.closest("section").querySelector("h1, h2, h3").childNodes];
+  const live = open.matches(".live-bet");
+  const bet = live ? open : [...document.querySelectorAll(".bet")].filter((one) => follows(one, open)).at(-1) ?? open;
+  const title = bet.closest("section").querySelector("h1, h2, h3"), heading = [...title.childNodes];
+  if (live && title.matches("h1")) return [bet, "the live figure’s"];
   return [bet, `the one in “${heading.filter((part) => !part.matches?.(".headerlink")).map((part) => part.textContent).join("").trim()}”`];
 }
 window.addEventListener("load", () => {

@@ -36,7 +36,7 @@
       choices: ["five times as much, too (4 to 6 times)", "less than four times", "more than six times"],
       deed: "Now move “Labels times” to 5.",
       answer: (s, m) => (s.scale === 5
-        ? [m.grown < 4 ? 1 : m.grown > 6 ? 2 : 0, `With five times the labels the layer's answers are ${m.grown.toFixed(1)} times as large (root mean square over x). ${m.grown < 4 || m.grown > 6 ? "So the layer takes no step of gradient descent from 0, whatever its inputs are. It draws waves of the size that it saw in training." : ""}`] : null),
+        ? [m.grown < 4 ? 1 : m.grown > 6 ? 2 : 0, `With five times the labels the layer's answers are ${m.grown.toFixed(1)} times as large (root mean square over x). ${m.grown < 4 || m.grown > 6 ? "So the layer takes no step of gradient descent from 0, whatever its inputs are. It learned on waves of height .1 to .5, and nothing says what it does with higher ones." : ""}`] : null),
     },
     fields(state) {
       const i = state.point;
@@ -74,7 +74,7 @@
     tasks: [
       { text: "Multiply the labels until the layer is farther from the wave than the straight line is.",
         seen: [(s, m) => s.scale > 1 && m.nearer > m.farther],
-        found: (s, m) => `at ${s.scale} times the labels the layer is ${m.nearer.toFixed(2)} from the wave, the straight line ${m.farther.toFixed(2)}: it fits waves of the size that it was trained on.` },
+        found: (s, m) => `at ${s.scale} times the labels the layer is ${m.nearer.toFixed(2)} from the wave, the straight line ${m.farther.toFixed(2)}: in training no wave was higher than .5.` },
       { text: "Move one point, so that the layer leaves the wave that fits the points best by more than 0.2.",
         seen: [(s, m) => s.scale === 1 && m.nearer > 0.2 && X.filter((_, i) => ["x", "y"].some((name) => s[name + (i + 1)] !== first[name + (i + 1)])).length === 1],
         found: (s, m) => `one point takes it ${m.nearer.toFixed(2)} from the wave.` },
