@@ -1,5 +1,6 @@
 """The pages for teachers: what they say of the chapters and of the homework is so."""
 
+import json
 import re
 from pathlib import Path
 
@@ -55,14 +56,67 @@ def test_a_plan_leads_through_the_story(name):
     assert len(followed) > 3 * len(hidden), "most of a plan is story"
 
 
+def lectures():
+    """Return the rows of each lecture, by the number of its chapter."""
+    found = rows(page("lectures"), "lecture")
+    return dict(zip(re.findall(r"^\(lecture-(\d\d)\)=", page("lectures"), re.M), found, strict=True))
+
+
+def choices(text):
+    """Return the choices of a bet, "(a) one; (b) two.", without their marks of punctuation."""
+    said = re.split(r"\(([a-h])\) ", " ".join(text.split()))[1:]
+    assert said[::2] == list("abcdefgh")[: len(said[::2])], text
+    return [words.strip(" .;").lower() for words in said[1::2]]
+
+
+def bets_of(path):
+    """Return choices and right letters of the bets of a chapter, that of the live figure first."""
+    text = text_of(path)
+    figure = re.search(r"```\{live\} (\w+)", text)[1]
+    script = (ROOT / f"iclutils/plots/live/{figure}.js").read_text(encoding="utf-8")
+    live = json.loads(re.search(r"bet: \{\n.*\n +choices: (\[.*\])", script)[1])
+    found = [([choice.lower() for choice in live], None)]
+    for bet in re.finditer(r"^:::\{admonition\} A bet\n(.*?)^:::$", text, re.M | re.S):
+        answer = re.search(r"^:::\{admonition\} Answer\n.*\n+\((\w)\)", text[bet.end() :], re.M)
+        found.append((choices(bet[1]), answer[1]))
+    return found
+
+
 def test_a_lecture_takes_ninety_minutes():
-    (script,) = rows(page("lectures"), "script")
-    times = [tuple(map(int, row[0].split(" to "))) for row in script]
-    assert [start for start, _ in times] == [0, *(end for _, end in times[:-1])]
-    assert times[-1][1] == 90
-    lectures = rows(page("lectures"), "lecture")
-    minutes = [[int(re.search(r"(\d+) minutes", row[0])[1]) for row in each] for each in lectures]
-    assert [sum(each) for each in minutes] == 6 * [90]
+    found = lectures()
+    assert list(found) == [f"0{i}" for i in range(1, 8)]
+    for each in found.values():
+        times = [tuple(map(int, re.match(r"(\d+) to (\d+): ", row[0]).groups())) for row in each]
+        assert [start for start, _ in times] == [0, *(end for _, end in times[:-1])]
+        assert times[-1] == (80, 90)
+        assert each[-1][0].endswith("time to spare")
+
+
+def test_a_lecture_asks_the_bets_of_its_chapter():
+    """In their order, each choice in the first words of the chapter's, with the same right letter."""
+    for number, each in lectures().items():
+        (path,) = (p for p in NOTEBOOKS if re.match(rf"{number}_(?!app|faults)", p.stem))
+        asked = [row for row in each if row[1].startswith("**Bet.**")]
+        bets = bets_of(path)
+        assert len(asked) == len(bets) >= 3, path.stem
+        for (_, question, wrong, says), (theirs, right) in zip(asked, bets, strict=True):
+            ours = choices(question)
+            assert len(ours) == len(theirs), question
+            assert all(map(str.startswith, theirs, ours)), (ours, theirs)
+            letter = re.match(r"\((\w)\)", says)[1]
+            assert right in (None, letter), question
+            assert re.match(r"\((\w)\)", wrong)[1] != letter, question
+
+
+def test_a_plan_names_a_lecture_and_what_it_leaves():
+    """The exercises at the notebooks are none of those that a lecture does in class."""
+    shown = {label for each in lectures().values() for row in each for label in LINK.findall(row[0])}
+    for plan in rows(page("instructor"), "plan"):
+        lessons = " ".join(row[1] for row in plan)
+        assert set(re.findall(r"<lecture-(\d\d)>", lessons)) == set(lectures())
+        in_class = shown | set(LINK.findall(lessons))
+        assert all("-ex-" in label for label in in_class - shown), "sections stand in the lectures"
+        assert not in_class & {label for row in plan for label in LINK.findall(row[3])}
 
 
 def test_exercises_take_what_how_to_read_says():
