@@ -21,7 +21,7 @@ import nbformat
 import papermill as pm
 import psutil
 import yaml
-from joblib import Parallel, delayed, parallel_config
+from joblib import Parallel, cpu_count, delayed, parallel_config
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
@@ -59,7 +59,7 @@ def main() -> int:
             values["model"] = str(folder.resolve())
     plans = [plan(path, values) for path in notebooks(names, values.get("tier", "mini"))]
     due = sorted((p for p in plans if force or not is_current(*p)), key=seconds, reverse=True)
-    jobs = jobs or (1 if values.get("tier") == "paper" else len(os.sched_getaffinity(0)))
+    jobs = jobs or (1 if values.get("tier") == "paper" else cpu_count())
     reports = execute_all(due, jobs, scheduler)
     if len(due) < len(plans):
         print(f"{len(plans) - len(due)} of {len(plans)} have not changed since they were run")
