@@ -57,9 +57,17 @@ def test_a_plan_leads_through_the_story(name):
 
 
 def lectures():
-    """Return the rows of each lecture, by the number of its chapter."""
-    found = rows(page("lectures"), "lecture")
-    return dict(zip(re.findall(r"^\(lecture-(\d\d)\)=", page("lectures"), re.M), found, strict=True))
+    """Return the rows of each lecture, with the notebook of its chapter."""
+    numbers = re.findall(r"^\(lecture-(\d\d)\)=", page("lectures"), re.MULTILINE)
+    chapters = [p for p in NOTEBOOKS if not re.search("^00|app|fault", p.stem)]
+    assert numbers == [path.stem[:2] for path in chapters]
+    return list(zip(chapters, rows(page("lectures"), "lecture"), strict=True))
+
+
+def live_of(path):
+    """Return the script of the first live figure of a chapter."""
+    figure = re.search(r"```\{live\} (\w+)", text_of(path))[1]
+    return (ROOT / f"iclutils/plots/live/{figure}.js").read_text(encoding="utf-8")
 
 
 def choices(text):
@@ -72,9 +80,7 @@ def choices(text):
 def bets_of(path):
     """Return choices and right letters of the bets of a chapter, that of the live figure first."""
     text = text_of(path)
-    figure = re.search(r"```\{live\} (\w+)", text)[1]
-    script = (ROOT / f"iclutils/plots/live/{figure}.js").read_text(encoding="utf-8")
-    live = json.loads(re.search(r"bet: \{\n.*\n +choices: (\[.*\])", script)[1])
+    live = json.loads(re.search(r"bet: \{\n.*\n +choices: (\[.*\])", live_of(path))[1])
     found = [([choice.lower() for choice in live], None)]
     for bet in re.finditer(r"^:::\{admonition\} A bet\n(.*?)^:::$", text, re.M | re.S):
         answer = re.search(r"^:::\{admonition\} Answer\n.*\n+\((\w)\)", text[bet.end() :], re.M)
@@ -83,9 +89,7 @@ def bets_of(path):
 
 
 def test_a_lecture_takes_ninety_minutes():
-    found = lectures()
-    assert list(found) == [f"0{i}" for i in range(1, 8)]
-    for each in found.values():
+    for _, each in lectures():
         times = [tuple(map(int, re.match(r"(\d+) to (\d+): ", row[0]).groups())) for row in each]
         assert [start for start, _ in times] == [0, *(end for _, end in times[:-1])]
         assert times[-1] == (80, 90)
@@ -93,9 +97,8 @@ def test_a_lecture_takes_ninety_minutes():
 
 
 def test_a_lecture_asks_the_bets_of_its_chapter():
-    """In their order, each choice in the first words of the chapter's, with the same right letter."""
-    for number, each in lectures().items():
-        (path,) = (p for p in NOTEBOOKS if re.match(rf"{number}_(?!app|faults)", p.stem))
+    """In their order, each choice in the first words of the chapter's, the same letter right."""
+    for path, each in lectures():
         asked = [row for row in each if row[1].startswith("**Bet.**")]
         bets = bets_of(path)
         assert len(asked) == len(bets) >= 3, path.stem
@@ -108,12 +111,49 @@ def test_a_lecture_asks_the_bets_of_its_chapter():
             assert re.match(r"\((\w)\)", wrong)[1] != letter, question
 
 
+def printed_by(path):
+    """Return what the cells of a notebook print."""
+    outputs = [out for cell in read_json(path)["cells"] for out in cell.get("outputs", ())]
+    return "\n".join("".join(out.get("text", "")) for out in outputs)
+
+
+def test_the_numbers_of_a_lecture_stand_in_its_chapter():
+    for path, each in lectures():
+        there = text_of(path) + printed_by(path) + live_of(path)
+        for row in each:
+            plain = re.sub(r"\{\w+\}`[^`]*`|[Cc]hapter \d\d", "", " ".join(row[1:]))
+            for number in re.findall(r"\d+(?:[./]\d+)?", plain):
+                assert re.search(rf"(?<![\d.]){number}(?!\d)", there), (path.stem, number, row)
+
+
+def test_large_numbers_are_measured_or_printed_by_a_chapter():
+    printed = printed_by(NOTEBOOKS[1]) + printed_by(NOTEBOOKS[-1])
+    tables = re.findall(r"^\{\.big\}\n(\|.*)", page("new"), re.MULTILINE)
+    assert len(tables) == 5
+    for number in (cell.strip() for head in tables for cell in head.split("|")[1:-1]):
+        is_role = number.startswith(("{measured}`", "{real}`"))
+        assert is_role or re.search(rf" {number}$", printed, re.MULTILINE), number
+
+
+def test_how_to_run_shows_what_is_printed():
+    shown = re.search(r"```text\n(.*)\n```", page("how_to_run"))[1]
+    assert all(shown in printed_by(path) for path in NOTEBOOKS)
+    assert "SmolLM2 is here" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "SmolLM2 is here" in page("how_to_run")
+
+
+def test_ninety_minutes_are_enough_to_decide():
+    told = page("instructor").partition("## Ninety minutes to decide")[2].partition("\n## ")[0]
+    assert sum(map(int, re.findall(r"^\| (\d+) \|", told, re.MULTILINE))) == 90
+
+
 def test_a_plan_names_a_lecture_and_what_it_leaves():
     """The exercises at the notebooks are none of those that a lecture does in class."""
-    shown = {label for each in lectures().values() for row in each for label in LINK.findall(row[0])}
+    tables = [each for _, each in lectures()]
+    shown = {label for each in tables for row in each for label in LINK.findall(row[0])}
     for plan in rows(page("instructor"), "plan"):
         lessons = " ".join(row[1] for row in plan)
-        assert set(re.findall(r"<lecture-(\d\d)>", lessons)) == set(lectures())
+        assert set(re.findall(r"<lecture-(\d\d)>", lessons)) == {f"0{i}" for i in range(1, 8)}
         in_class = shown | set(LINK.findall(lessons))
         assert all("-ex-" in label for label in in_class - shown), "sections stand in the lectures"
         assert not in_class & {label for row in plan for label in LINK.findall(row[3])}
