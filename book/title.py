@@ -26,7 +26,7 @@ def looks() -> tuple[list[float], float]:
     tokens = net.to_tokens(prompt.removesuffix(" swimming"))
     answer = net.to_tokens(prompt)[0, tokens.shape[1]]
     words = net.to_str_tokens(tokens)
-    _, cache = models.cached(net, tokens, lambda hook: hook.endswith("hook_pattern"))
+    _, cache = net.run_with_cache(tokens, names_filter=f"blocks.{HEAD[0]}.attn.hook_pattern")
     row = cache["pattern", HEAD[0]][0, HEAD[1], -1]
     answers = [i + 1 for i, word in enumerate(words[:-1]) if "->" in word]
     chance = torch.softmax(models.logits(net, tokens)[0, -1], -1)[answer]
