@@ -62,7 +62,7 @@
       const i = state.point, coordinate = (name, label) => ({ kind: "range", more: true, name: `${name}${i}`, label, min: -EDGE, max: EDGE, step: 0.05, said: signed });
       const key = i === OWN ? "the query, and the last key" : "its key";
       return [
-        { kind: "range", name: "sharp", label: "Multiply all scores by", min: 0.1, max: 4, step: 0.1, said: (v) => Number(v).toFixed(1) },
+        { kind: "range", name: "sharp", label: "Multiply all attention scores by", min: 0.1, max: 4, step: 0.1, said: (v) => Number(v).toFixed(1) },
         { kind: "radios", more: true, name: "point", label: "Token to move (or drag it)", options: Array.from({ length: OWN }, (_, k) => [String(k + 1), k === DEMOS ? "last" : `${k + 1}`]) },
         coordinate("a", `${key}, across`), coordinate("b", `${key}, up`), coordinate("c", "its value, across"), coordinate("d", "its value, up"),
       ];
@@ -97,7 +97,7 @@
       { text: "A smoother or a look-up? Make one example take at least 90 % of the attention.",
         seen: [(s, m) => Math.max(...m.weights.slice(0, DEMOS)) >= 0.9],
         found: (s, m) => `example ${m.weights.indexOf(Math.max(...m.weights)) + 1} has ${Math.round(100 * Math.max(...m.weights))} %, and the output ${pair(m.end)} is nearly its value: a head that is sharp enough looks up.` },
-      { text: "The step of the linear model (the note above) raises the similarity wherever you drag. Leave the scores at 0.7 times, and find a place where the step also makes the distance larger, by 0.1 at least.",
+      { text: "The step of the linear model (the note above) raises the similarity wherever you drag. Leave the attention scores at 0.7 times, and find a place where the step also makes the distance larger, by 0.1 at least.",
         seen: [(s, m) => Number(s.sharp) === first.sharp && m.distance[1] > m.distance[0] + 0.1],
         found: (s, m) => `the similarity rises (${to(m.similarity)}), and yet the distance grows (${to(m.distance)}): the step does not minimise an error.` },
       { text: "Let the update vanish: the examples keep at least half of the attention, each value is at least 0.5 from 0, and the update is shorter than 0.05.",
