@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -30,7 +29,7 @@ How = Literal["zero", "mean", "resample"]
 Hook = tuple[str, Callable[..., Tensor]]
 Tokens = Int[Tensor, "batch pos"]
 Other = Int[Tensor, "other_batch other_pos"]  # must match; a mismatch is refused with a cure
-ROWS = 1024  # rows of d_model (batch x pos) in a pass of ``run_without``
+ROWS = 1024  # rows of d_model (batch x pos) in a pass of ``logits_without``
 CUT = -10_000.0  # score of an edge that is cut; its exponential is 0 in float32
 
 
@@ -91,18 +90,17 @@ def logits_under(
         yield run_from(model, layer, tokens, seen[names[layer]], [*hooks, *last])[0]
 
 
-def run_without(
+def logits_without(
     model: TransformerBridge,
     tokens: Tokens,
     ways: Sequence[tuple[Mapping[int, Tensor], Mapping[int, Tensor]]],
     at: Int[Tensor, "batch entry"],
-    read: Callable[[Tensor, Tensor], Tensor],
-) -> Float[Tensor, "*measure way batch"]:
-    """Run ``tokens`` without heads in many ways at once, and read the logits at positions ``at``.
+) -> Iterator[tuple[Int[Tensor, "some"], Float[Tensor, "some entry vocab"]]]:
+    """Yield logits at positions ``at`` without heads, in many ways at once: some rows of (way x
+    batch) at a time, in no order, and the logits of these.
 
     A way is a pair: which heads (``head_masks``), and what stands there by layer (as in
-    ``put_heads``). ``read`` makes a measure (..., row) of logits (row, entry, vocab) and of these
-    rows' numbers in the batch. Rows that have lost the same so far go through a layer as one.
+    ``put_heads``). Rows that have lost the same so far go through a layer as one.
     """
     batch, layers, device = len(tokens), model.cfg.n_layers, tokens.device
     row = torch.arange(batch, device=device).repeat(len(ways))  # (way x batch)
@@ -117,17 +115,7 @@ def run_without(
         distinct, state = distinct[:, : tokens.shape[1]], which[row]
     stream, _ = run_with_hooks(model, distinct, [], (), 0)  # (state, pos, d_model)
     none = torch.zeros(1, 1, model.cfg.n_heads, 1, dtype=torch.bool)
-    size, order = max(1, ROWS // tokens.shape[1]), []
-
-    def put(
-        z: Tensor, hook: object, layer: int, lost: Tensor, kind: Tensor, rows: Tensor
-    ) -> Tensor:
-        for i in set(kind.tolist()) - {-1}:
-            new = values[i][layer]
-            new = new[rows] if new.ndim == 4 and len(new) > 1 else new
-            z = torch.where((lost & (kind == i)[:, None])[:, None, :, None], new, z)
-        return z
-
+    size = max(1, ROWS // tokens.shape[1])
     starts = sorted({0, *(layer for masks, _ in ways for layer in masks)})
     for first, end in pairwise([*starts, layers]):
         marks = [masks.get(first, none).expand(batch, -1, -1, -1) for masks, _ in ways]
@@ -140,18 +128,31 @@ def run_without(
         after = []
         for number, some in enumerate(one.split(size)):
             rows, start = row[some], stream[before[some]]
-            edit = partial(put, layer=first, lost=lost[some], kind=kind[some], rows=rows)
-            hooks: list[Hook] = [(get_act_name("z", first), edit)]
+            hooks = [_put_by_row(first, lost[some], kind[some], values, rows)]
             if end < layers:
                 after.append(run_from(model, first, tokens[rows], start, hooks, (), end)[0])
                 continue
             hooks.append(at_positions(at[rows]))
             logits, _ = run_from(model, first, tokens[rows], start, hooks)
             mine = (state // size == number).nonzero()[:, 0]
-            after.append(read(logits[state[mine] - number * size], row[mine]))
-            order.append(mine)
-        stream = torch.cat(after, 0 if end < layers else -1)
-    return stream[..., torch.cat(order).argsort()].unflatten(-1, (len(ways), batch))
+            yield mine, logits[state[mine] - number * size]
+        stream = torch.cat(after) if after else stream
+
+
+def _put_by_row(
+    layer: int, lost: Tensor, kind: Tensor, values: Sequence[Mapping[int, Tensor]], rows: Tensor
+) -> Hook:
+    """Make the hook that puts the values of a row's kind (row,) in the place of ``z`` of the heads
+    that it has lost (row, head); ``rows`` says where in the batch each row is."""
+
+    def put(z: Tensor, hook: object) -> Tensor:
+        for i in set(kind.tolist()) - {-1}:
+            new = values[i][layer]
+            new = new[rows] if new.ndim == 4 and len(new) > 1 else new
+            z = torch.where((lost & (kind == i)[:, None])[:, None, :, None], new, z)
+        return z
+
+    return get_act_name("z", layer), put
 
 
 def _layers(names: Iterable[str]) -> list[int]:

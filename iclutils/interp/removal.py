@@ -28,7 +28,7 @@ from ..errors import IclError
 from ..models import TransformerBridge, get_act_name
 from .clean_corrupt import CleanCorrupt
 from .head_scores import same_layers
-from .hooks import Head, Heads, activations, at_positions, head_masks, put_heads, run_without
+from .hooks import Head, Heads, activations, at_positions, head_masks, logits_without, put_heads
 from .invariants import skip_layers
 
 DRAWS = 20  # of other heads of the same layers, dealt over the prompts
@@ -130,8 +130,8 @@ def without(
     ``controls_by_row`` draws them: twenty controls then cost what one costs. Every head of a set
     loses its output at every position, and ``replacement`` stands there, or the one of its set. The
     answer is that of the task's first scored entry; its rivals are the task's ``choices``, without
-    which this refuses the task, as it does heads that the model lacks. All sets are run together
-    (``hooks.run_without``). For nats lost, MLP layers or several entries, see ``patching.ablate``.
+    which this refuses the task, as it does heads that the model lacks. ``hooks.logits_without``
+    runs all sets together. For nats lost, MLP layers or several entries, see ``patching.ablate``.
     """
     new = [replacement] * len(sets) if isinstance(replacement, Replacement) else replacement
     ways = [
@@ -139,10 +139,12 @@ def without(
         for heads, each in zip(sets, new, strict=True)
     ]
 
-    def read(logits: Tensor, rows: Tensor) -> Tensor:
-        return torch.stack(outcome(task[rows], logits[:, 0]))
-
-    return Outcome(*run_without(model, task.clean, ways, task.at, read))
+    order, parts = [], []
+    for rows, logits in logits_without(model, task.clean, ways, task.at):
+        order.append(rows)
+        parts.append(torch.stack(outcome(task[rows % len(task)], logits[:, 0])))
+    every = torch.cat(parts, -1)[:, torch.cat(order).argsort()]  # (measure, way x batch)
+    return Outcome(*every.unflatten(-1, (len(sets), len(task))))
 
 
 def outcome(task: CleanCorrupt, logits: Float[Tensor, "batch vocab"]) -> Outcome:
