@@ -1,6 +1,6 @@
 """The scorecard: every claim with what the source says, what was measured on small models, with
 random weights (the null), on a real model and on the source's own. Data and text only: verdicts
-are judged in ``iclutils.claims``."""
+are judged in ``iclutils.claims.verdicts``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from . import claims
-from .claims import FAILS, HOLDS, NULL, UNDEFINED, WEAKER, Claim, Result
+from .claims import NULL, Claim, Result
+from .claims.verdicts import FAILS, HOLDS, UNDEFINED, WEAKER, difference, judge
 
 MINUS = "\N{MINUS SIGN}"
 NOT_RUN, NOT_ASKED = "not run", "–"  # the second: the claim is not put to such models
@@ -37,7 +38,7 @@ class Entry:
         """Return the result's verdict in the words of the column, ``not run``, or a dash."""
         if self.result is None:
             return NOT_RUN if self.column.removesuffix(NULL) in self.claim.tiers else NOT_ASKED
-        verdict = claims.judge(self.result, self.null)
+        verdict = judge(self.result, self.null)
         return REPRODUCED.get(verdict, verdict) if self.column == "paper" else verdict
 
     @property
@@ -60,7 +61,7 @@ class Entry:
         """Return how much it differs from its null, with the 95 % interval, if there is one."""
         if self.result is None:
             return ""
-        apart = claims.difference(self.result, self.null)
+        apart = difference(self.result, self.null)
         less, *ends = map(number, apart) if apart else ["", ""]
         return f"{less} ({' to '.join(ends)})" if len(set(ends)) > 1 else less
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from . import cache, claims, models, presets, scorecard
 from .cache import Arguments, Value
+from .claims.verdicts import UNDEFINED
 from .errors import IclError, unknown
 from .models import lsa, regressors
 from .models.lsa import LinearSelfAttention
@@ -150,7 +151,7 @@ class Session:
         value, null = (repetitions(x) if isinstance(x, Mapping) else x for x in (value, null))
         claim, measured = claims.find(claim_id), claims.summary(value, float(spread), count)
         if math.isnan(measured[0]) and self.weights == "trained":
-            print(f"{claims.UNDEFINED:<15} {claim_id}")
+            print(f"{UNDEFINED:<15} {claim_id}")
         elif self.own_model not in ("", *self.tier.models(claim.chapter)):
             what = claim.text_at("measure", self.tier.name) or "a claim of other tiers"
             print(f"{'measured':<15} {claim_id} = {measured[0]:.4g} ({what})")

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from iclutils import claims
+from iclutils.claims import verdicts
 from iclutils.files import read_json
 
 FLOAT = re.compile(r"(?<![\w.])[-+−]?(\d+\.\d*|\.\d+|\d+(?=e))(?:e[-+]?\d+)?(?!\d|\.\d)", re.I)
@@ -125,7 +126,7 @@ def problems(results, chapter=None, tier="mini"):
                 yield f"{name} was not measured."
             continue
         null, over = claims.null_of(result, results), claim.text_at("over", tier)
-        says = claims.judge(result, null) != claims.SAME
+        says = verdicts.judge(result, null) != verdicts.SAME
         least = LISTS if "functions of one averaged" in over else REPETITIONS
         if says and result.count < least:
             yield f"{name} is a finding of {result.count} repetitions."
@@ -133,7 +134,7 @@ def problems(results, chapter=None, tier="mini"):
             yield f"{name} does not say over what its {result.count} repetitions are."
         if null is None:
             yield f"{name} is a finding without a null."
-        silent = null and null.verdict == claims.UNDEFINED and not claim.undefined
+        silent = null and null.verdict == verdicts.UNDEFINED and not claim.undefined
         if silent:
             yield f"{name} does not say why its null is undefined."
         if claim.null and not result.null:

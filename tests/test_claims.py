@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ledger import dump, entry, measured
 
 from iclutils import claims
-from iclutils.claims import Claim
+from iclutils.claims import Claim, verdicts
 from iclutils.errors import IclError
 
 NUMBERS = st.floats(-1e6, 1e6)
@@ -40,8 +40,8 @@ def test_every_form_of_criterion():
         ("-1 .. 2.5", [-1.0, 0.0, 2.5], [-1.01, 2.51]),
     ):
         it = claim({"holds": text})
-        assert {it.verdict("mini", x) for x in holds} == {claims.HOLDS}
-        assert {it.verdict("mini-null", x) for x in fails} == {claims.FAILS}
+        assert {it.verdict("mini", x) for x in holds} == {verdicts.HOLDS}
+        assert {it.verdict("mini-null", x) for x in fails} == {verdicts.FAILS}
 
 
 @given(st.lists(NUMBERS, min_size=2, max_size=2, unique=True), st.tuples(NUMBERS, NUMBERS))
@@ -49,7 +49,9 @@ def test_the_stronger_criterion_decides(bounds, values):
     low, high = (float(f"{bound:.12f}") for bound in sorted(bounds))
     it = claim({"holds": f">= {high:.12f}", "weaker": f">= {low:.12f}"})
     for value in (*values, low, high):
-        wanted = claims.HOLDS if value >= high else claims.WEAKER if value >= low else claims.FAILS
+        wanted = (
+            verdicts.HOLDS if value >= high else verdicts.WEAKER if value >= low else verdicts.FAILS
+        )
         assert it.verdict("mini", value) == wanted
 
 
@@ -61,17 +63,17 @@ def test_a_claim_holds_where_the_whole_interval_of_student_does(values, bound):
     value, error, count = claims.summary(values)
     found = scipy.stats.ttest_1samp(values, bound).confidence_interval(0.95)
     low, high = (found.low, found.high) if error else (value, value)
-    wanted = claims.UNCLEAR if high > bound else claims.FAILS
-    wanted = claims.HOLDS if low > bound else claims.WEAKER if low > bound - 50 else wanted
+    wanted = verdicts.UNCLEAR if high > bound else verdicts.FAILS
+    wanted = verdicts.HOLDS if low > bound else verdicts.WEAKER if low > bound - 50 else wanted
     if min(abs(end - x) for end in (low, high) for x in (bound, bound - 50)) > 1e-6:
         assert it.verdict("mini", value, error, count) == wanted
 
 
 def test_an_interval_ends_where_values_do_and_straddles_a_band_that_it_contains():
     bounded = claim({"holds": "0.9 .. 1"}, range=(0.0, 1.0))
-    assert bounded.verdict("mini", 0.99, 0.02, 10) == claims.HOLDS
-    assert bounded.verdict("mini", 0.99, 0.05, 10) == claims.UNCLEAR
-    assert claim({"holds": "0.4 .. 0.6"}).verdict("mini", 0.7, 0.2, 10) == claims.UNCLEAR
+    assert bounded.verdict("mini", 0.99, 0.02, 10) == verdicts.HOLDS
+    assert bounded.verdict("mini", 0.99, 0.05, 10) == verdicts.UNCLEAR
+    assert claim({"holds": "0.4 .. 0.6"}).verdict("mini", 0.7, 0.2, 10) == verdicts.UNCLEAR
 
 
 def mini(**criteria):
@@ -174,17 +176,17 @@ def test_a_null_that_does_as_well_is_named():
     """Only one that holds, in full or with the weaker bar, and only a finding."""
     good, weaker, fails = [0.9] * 5, [0.6] * 5, [0.1] * 5
     for value, null, wanted in (
-        (good, good, claims.SAME),
-        (good, weaker, claims.HOLDS),
-        (weaker, good, claims.SAME),
-        (weaker, fails, claims.WEAKER),
-        (fails, good, claims.FAILS),
-        (weaker, [0.65, 0.1, 0.2, 0.6, 0.65], claims.UNCLEAR),  # its pairs may do no worse
-        (weaker, [0.65, 0.1, 0.2, 0.6], claims.WEAKER),  # no pairs
+        (good, good, verdicts.SAME),
+        (good, weaker, verdicts.HOLDS),
+        (weaker, good, verdicts.SAME),
+        (weaker, fails, verdicts.WEAKER),
+        (fails, good, verdicts.FAILS),
+        (weaker, [0.65, 0.1, 0.2, 0.6, 0.65], verdicts.UNCLEAR),  # its pairs may do no worse
+        (weaker, [0.65, 0.1, 0.2, 0.6], verdicts.WEAKER),  # no pairs
     ):
         found = measured("90.score", value, null=null)
-        assert claims.judge(found, claims.null_of(found, {})) == wanted
-        assert claims.judge(found, None) == found.verdict
+        assert verdicts.judge(found, claims.null_of(found, {})) == wanted
+        assert verdicts.judge(found, None) == found.verdict
 
 
 @pytest.mark.usefixtures("one")
@@ -197,9 +199,9 @@ def test_the_difference_from_the_null_has_the_interval_of_scipy():
     ):
         found = measured("90.score", value, null=other)
         wanted = fmean(value) - fmean(other), *test(value, other).confidence_interval(0.95)
-        assert claims.difference(found, claims.null_of(found, {})) == pytest.approx(wanted)
+        assert verdicts.difference(found, claims.null_of(found, {})) == pytest.approx(wanted)
     single = measured("90.score", 0.9, null=[0.3, 0.4])
-    assert claims.difference(single, claims.null_of(single, {})) is None, "it has no spread"
+    assert verdicts.difference(single, claims.null_of(single, {})) is None, "it has no spread"
     assert claims.paired_difference(torch.tensor([1.0, 3.0]), [0.0, 1.0]) == (1.5, 0.5, 2)
     assert claims.paired_difference([1.0, 2.0], [math.nan, 1.0]) is None
     assert claims.paired_difference([1.0, 2.0], (1.0, 0.0, 2)) is None, "a mean has no pairs"

@@ -9,7 +9,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
 from iclutils import claims, scorecard
-from iclutils.claims import UNDEFINED
+from iclutils.claims.verdicts import UNDEFINED
 from iclutils.errors import IclError, unknown
 
 from .markdown import results

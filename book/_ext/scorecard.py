@@ -8,7 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 from iclutils import scorecard
-from iclutils.claims import FAILS, JUDGED, NULL, Claim
+from iclutils.claims import NULL, Claim
+from iclutils.claims.verdicts import FAILS, JUDGED
 from iclutils.scorecard import NOT_ASKED, ORIGINS, Entry, Row
 
 from .markdown import Generated, plain, results, table

@@ -1,26 +1,19 @@
 """Claims: what the sources say, what we measured, and the verdict between them.
 
 To add a claim, write its entry in the ledger, and call ``book.check(id, values)`` in the cell that
-it names. ``judge`` has the last word on a verdict, beside the null.
+it names. ``verdicts`` judges what was measured.
 
 Each notebook has a ledger, ``NN_chapter.yml``, written before the measurement; a claim that cannot
-fail is refused. A criterion is ``"> a"``, ``">= a"``, ``"< a"``, ``"<= a"`` or ``"a .. b"`` (both
-ends included). A claim *holds* if the whole 95 % interval of the mean meets the criterion. It is
-*weaker* if the whole interval meets that or a second criterion that the ledger names. It *fails
-its bar* if no part of the interval meets the first, and there are *too few to tell* if a part does.
-The *null* is the same measurement on networks with random weights, or what the ledger names. Where
-the finding is reached, but the null reaches as much, the verdict is that the *null does as well*.
-Verdicts are never stored: they follow from what was measured.
+fail is refused. The *null* is the same measurement on networks with random weights, or what the
+ledger names. Verdicts are never stored: they follow from what was measured.
 """
 
 from __future__ import annotations
 
 import math
-import operator
 import platform
-import re
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -31,23 +24,17 @@ from typing import Any
 import numpy as np
 import yaml
 from filelock import FileLock
-from scipy.special import stdtrit as student_quantile
 
 from .. import presets
 from ..errors import IclError, unknown
 from ..files import CHECKOUT, output_folder, read_json, write_json
+from .verdicts import CRITERIA, FAILS, HOLDS, UNDEFINED, WEAKER, bounds, criterion, judge_mean
 
 ROOT = Path(__file__).parent
 COMMITTED = CHECKOUT / "book" / "results"  # one file for each chapter and tier
 ORIGINS = ("paper", "note", "own")
-HOLDS, WEAKER, UNCLEAR, FAILS = "holds", "weaker", "too few to tell", "fails its bar"
-SAME, UNDEFINED = "null does as well", "not measurable"
-JUDGED = (HOLDS, WEAKER, UNCLEAR, FAILS, SAME)
-CRITERIA = ("holds", "weaker")
 NULL = "-null"  # after the name of a tier: its networks with random weights
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C is ten times faster
-NUMBER = r"-?\d+(?:\.\d*)?(?:e-?\d+)?"
-COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 Summary = tuple[float, float, int]  # a mean, its standard error, and over how many repetitions
 VERSIONED = ("iclutils", "torch", "transformers", "transformer-lens", "numpy")
 
@@ -100,23 +87,7 @@ class Claim:
     def verdict(self, tier: str, value: float, spread: float = 0.0, count: int = 1) -> str:
         """Judge a mean with its standard error over ``count`` repetitions."""
         self.refuse(value, spread)
-        criteria, (low, high) = self.criteria(tier), self.range  # no repetition can lie outside
-        reach = spread * _reach(count)
-        first, last = max(low, value - reach), min(high, value + reach)
-        bounds = [float(x) for text in criteria.values() for x in re.findall(NUMBER, text)]
-        points = [first, value, last, *(x for x in bounds if first < x < last)]
-        strong, weaker = (criterion(criteria.get(k, criteria["holds"])) for k in CRITERIA)
-        if all(map(strong, points)):
-            return HOLDS
-        if all(strong(x) or weaker(x) for x in points):
-            return WEAKER
-        return UNCLEAR if any(map(strong, points)) else FAILS
-
-
-@cache
-def _reach(count: int) -> float:
-    """Return half the 95 % interval of a mean, in standard errors."""
-    return float(student_quantile(count - 1, 0.975)) if count > 1 else 2.0
+        return judge_mean(self.criteria(tier), self.range, (value, spread, count))
 
 
 @dataclass(frozen=True)
@@ -303,34 +274,6 @@ def _refuse(result: Result) -> None:
             claim.refuse(each.value, each.spread)
 
 
-def judge(result: Result, null: Result | None) -> str:
-    """Judge a result beside its null. The null does as well as a finding if its verdict is
-    as good; of pairs there are too few to tell if the interval of their difference has 0 in it."""
-    word, good = result.verdict, (HOLDS, WEAKER)
-    if not null or word not in good:
-        return word
-    if null.verdict in good[: good.index(word) + 1]:
-        return SAME
-    apart = difference(result, null) if (result.null or {}).get("paired") else None
-    return UNCLEAR if apart and apart[1] <= 0 <= apart[2] else word
-
-
-def difference(result: Result, null: Result | None) -> tuple[float, float, float] | None:
-    """Return a result less its null, with the 95 % interval: of the pairs where the cell gave them,
-    else Welch's; None where one of the two has no spread to judge by."""
-    if paired := (result.null or {}).get("paired"):
-        value, error, freedom = paired[0], paired[1], paired[2] - 1
-    elif null and None not in (result.value, null.value) and min(result.count, null.count) > 1:
-        value = result.value - null.value  # type: ignore[operator]
-        parts = [(each.spread**2, each.count - 1) for each in (result, null)]
-        error = math.hypot(result.spread, null.spread)
-        freedom = error**4 / sum(part**2 / n for part, n in parts) if error else 1
-    else:
-        return None
-    reach = error * float(student_quantile(freedom, 0.975))
-    return value, value - reach, value + reach
-
-
 def null_of(result: Result, results: Mapping[tuple[str, str], Result]) -> Result | None:
     """Return the result of the null: the cell's own, or that of the run with random weights."""
     if result.null:
@@ -379,20 +322,6 @@ def commit() -> str:
     return head.stdout.strip() + ("+" if dirty.stdout else "") if head.returncode == 0 else ""
 
 
-@cache
-def criterion(text: str) -> Callable[[float], bool]:
-    """Return the test that a criterion stands for."""
-    if not isinstance(text, str):
-        raise IclError(f"Criterion {text!r} is not text: put it in quotation marks.")
-    if between := re.fullmatch(rf"({NUMBER}) \.\. ({NUMBER})", text.strip()):
-        low, high = map(float, between.groups())
-        return lambda x: low <= x <= high
-    if compare := re.fullmatch(rf"(<=|>=|<|>) ({NUMBER})", text.strip()):
-        holds, bound = COMPARE[compare[1]], float(compare[2])
-        return lambda x: holds(x, bound)
-    raise IclError(f"Criterion {text!r} is not one of '> a', '>= a', '< a', '<= a', 'a .. b'.")
-
-
 def validate(claim: Claim) -> None:
     """Refuse a claim that cannot fail: some value of the measure must lead to each verdict."""
     texts = [text for text in (claim.measure, claim.over) if isinstance(text, dict)]
@@ -415,7 +344,7 @@ def validate(claim: Claim) -> None:
         probes = [*claim.range, -1e300, 1e300]
         for text in criteria.values():
             criterion(text)
-            for bound in map(float, re.findall(NUMBER, text)):
+            for bound in bounds(text):
                 step = max(abs(bound), 1.0) * 1e-6
                 probes += [bound, bound - step, bound + step]
         low, high = claim.range

@@ -8,6 +8,7 @@ from statistics import fmean
 import pytest
 
 from iclutils import claims
+from iclutils.claims.verdicts import FAILS, HOLDS
 from iclutils.interp.head_scores import uniform_baselines
 
 EVEN = uniform_baselines(50)
@@ -45,9 +46,9 @@ def verdicts(name, value):
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_what_the_source_publishes_holds(name):
-    assert verdicts(name, PUBLISHED[name]) == {claims.HOLDS}
+    assert verdicts(name, PUBLISHED[name]) == {HOLDS}
 
 
 @pytest.mark.parametrize("name", sorted(NOTHING))
 def test_no_effect_does_not_hold(name):
-    assert verdicts(name, NOTHING[name]) == {claims.FAILS}
+    assert verdicts(name, NOTHING[name]) == {FAILS}

@@ -18,6 +18,7 @@ from notebook_rules import code, printed, source, tags
 from tiny import real_tokenizer, save_gpt2, save_grouped, save_neox
 
 from iclutils import claims, presets
+from iclutils.claims.verdicts import FAILS, HOLDS
 from iclutils.files import read_json, sha256
 from iclutils.models import language
 from iclutils.models.regressors import Shape
@@ -145,7 +146,7 @@ def test_the_paper_tier_checks_its_claims(small, stand_in, request, monkeypatch,
     printed = run(chapter, tier="paper", **tasks)
     found, missing = written(tmp_path, chapter, "paper", printed)
     assert [name for name in missing if not re.match(r"03\.(mspd|probe)", name)] == []
-    wanted = dict.fromkeys(fails, claims.FAILS) | dict.fromkeys(holds, claims.HOLDS)
+    wanted = dict.fromkeys(fails, FAILS) | dict.fromkeys(holds, HOLDS)
     assert {name: found[name].verdict for name in wanted} == wanted
     able = {r.model for r in found.values() if r}
     assert not name or able == ({name} if chapter != "05" else set()), "05 asks what can answer"
