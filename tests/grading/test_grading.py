@@ -18,7 +18,7 @@ from zipfile import ZipFile
 import psutil
 import pytest
 from filelock import FileLock
-from grading import assignments, confine, reports, submissions, trial
+from grading import assignments, class_trial, confine, reports, submissions
 from grading.assignments import Homework
 
 from iclutils.errors import IclError
@@ -1142,9 +1142,9 @@ def test_a_small_class(hw05, build, tmp_path, where, names):
 
 @pytest.mark.nightly
 def test_the_trial_shows_what_a_teacher_sees(tmp_path):
-    shown = trial.run(tmp_path / "trial", False)
+    shown = class_trial.run(tmp_path / "trial", False)
     lost = ("typical", "nothing", "loop", "ends", "solutions", "memory")
-    for name in trial.CLASS:
+    for name in class_trial.CLASS:
         points = "12" if any(word in name for word in lost) else "16"
         assert re.search(rf"^\s*{name} +{points}$", shown, re.MULTILINE), shown
     assert "The parts come first" in shown

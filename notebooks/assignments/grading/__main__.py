@@ -6,7 +6,7 @@ from pathlib import Path
 
 from iclutils.errors import IclError
 
-from . import assignments, reports, submissions, trial
+from . import assignments, class_trial, reports, submissions
 
 parser = argparse.ArgumentParser("grading", description=__doc__)
 parser.add_argument("command", choices=("assignments", "grade", "gradebook", "trial"))
@@ -27,7 +27,7 @@ try:
     elif given.command == "gradebook":
         print(reports.gradebook(given.build / "grades", given.roster))
     else:
-        print(trial.run(given.build / "trial", given.unconfined))
+        print(class_trial.run(given.build / "trial", given.unconfined))
 except (IclError, OSError) as error:
     sys.exit(f"error: {error}")
 except KeyboardInterrupt:
