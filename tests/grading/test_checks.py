@@ -25,7 +25,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from iclutils.chapters.attention_circuits import stability
 from iclutils.chapters.contrastive_kernel import dual
-from iclutils.chapters.every_lens import marks
+from iclutils.chapters.every_lens import lens_scores
 from iclutils.chapters.label_anchors import saliency
 from iclutils.chapters.label_anchors.isolation import cut_edges
 from iclutils.chapters.ridge_ols import algorithms
@@ -370,7 +370,7 @@ TRUTHS = {
     "hw07.smooth": lambda query, keys, shows, choices: scaled_dot_product_attention(
         query[None], keys, torch.eye(choices).double()[shows]
     )[0],
-    "hw07.common_share": marks.common_share,
+    "hw07.common_share": lens_scores.common_share,
 }
 
 

@@ -18,7 +18,7 @@ from iclutils.chapters import gpt2_induction as induction
 from iclutils.chapters.attention_circuits import interactions
 from iclutils.chapters.attention_circuits.pair import path_drops
 from iclutils.chapters.contrastive_kernel import ablation, heads
-from iclutils.chapters.every_lens import compare, marks
+from iclutils.chapters.every_lens import compare, lens_scores
 from iclutils.chapters.every_lens.question import Margin, Question
 from iclutils.chapters.label_anchors import (
     answers,
@@ -164,7 +164,7 @@ def chapter_07(net, given):
     at = torch.full((len(choices), 1), given["clean"].shape[1] - 1)
     task = Margin(given["clean"], given["corrupt"], at, choices[:, :1], choices=choices)
     asked = Question(task, given["example"], given["cues"], torch.zeros_like(given["cues"]))
-    found, (layer, h) = marks.measure(net, asked, layer=20), (18, 6)
+    found, (layer, h) = lens_scores.measure(net, asked, layer=20), (18, 6)
     vector = found.u[14]
     vectors = [(14, vector), (14, torch.zeros_like(vector))]
     steered = compare.add_at_target(net, asked, vectors).margin
@@ -181,7 +181,7 @@ def chapter_07(net, given):
         "anchors 18.6": found.anchors[:, layer, h],
         "vector 18.6": found.vector[:, layer, h],
         "dual 18.6": found.dual[:, layer, h],
-        "common share after layer 20": marks.common_share(found.states[:, 20]),
+        "common share after layer 20": lens_scores.common_share(found.states[:, 20]),
         "lost without each example": found.clean[:, None] - torch.stack(left_out, 1),
         "task vector after layer 14": vector[:4],
         "margin with the vector": steered[0],

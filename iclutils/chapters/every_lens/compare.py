@@ -21,7 +21,7 @@ from ...interp.hooks import Head, logits_at, logits_under
 from ...interp.removal import Outcome, Replacement
 from ...models import TransformerBridge, get_act_name
 from ..attention_circuits.stability import top
-from .marks import LENSES, Marks
+from .lens_scores import LENSES, LensScores
 from .question import Question
 
 Heads = frozenset[int]  # numbers of heads in order of depth
@@ -33,7 +33,7 @@ OWN, LEAST = "own function", "least harm"
 
 
 def head_scores(
-    marked: Marks,
+    marked: LensScores,
     prefix: Float[Tensor, "sequence layer head"],
 ) -> dict[str, Float[Tensor, "layer head"]]:
     """Return every head's score by each lens, the mean of all prompts or sequences."""

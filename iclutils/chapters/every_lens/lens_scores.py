@@ -31,7 +31,7 @@ States = Float[Tensor, "batch d_model"]
 
 
 @dataclass(frozen=True)
-class Marks:
+class LensScores:
     """Scores by the lenses that look at the target of a batch of prompts."""
 
     clean: Float[Tensor, "batch"]  # margin, in nats
@@ -50,7 +50,7 @@ class Marks:
         return self.states.mean(0)
 
 
-def measure(model: TransformerBridge, question: Question, layer: int, steps: int = 2) -> Marks:
+def measure(model: TransformerBridge, question: Question, layer: int, steps: int = 2) -> LensScores:
     """Return the scores by four lenses, from one reading of the clean prompts and of those without
     examples, and ``steps`` backward passes; without these the circuit's are NaN. u is taken after
     ``layer``: heads above add nothing.
@@ -80,7 +80,7 @@ def measure(model: TransformerBridge, question: Question, layer: int, steps: int
         "states": states - before,
         "writes": (writes - bare).mean(0),
     }
-    return Marks(**{name: values.detach().float().cpu() for name, values in marked.items()})
+    return LensScores(**{name: values.detach().float().cpu() for name, values in marked.items()})
 
 
 def direct(query: AtQuery, question: Question, demonstrations: Tensor) -> Heads:

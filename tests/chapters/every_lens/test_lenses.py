@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from iclutils import models
-from iclutils.chapters.every_lens import compare, marks
+from iclutils.chapters.every_lens import compare, lens_scores
 from iclutils.chapters.every_lens.question import of_prompts
 from iclutils.interp import removal
 from iclutils.models import get_act_name
@@ -23,7 +23,7 @@ def here():
 
 @pytest.fixture(scope="module")
 def found(net, here):
-    return marks.measure(net, here, layer=2, steps=1)
+    return lens_scores.measure(net, here, layer=2, steps=1)
 
 
 def at_target(net, here, name):
@@ -52,7 +52,7 @@ def test_heads_and_mlps_write_the_whole_vector(net, here, found):
 
 def test_the_difference_of_two_states_in_the_last_layer_makes_one_answer_the_other(net, here):
     one = here[:1]
-    u = marks.measure(net, one, layer=2, steps=1).u
+    u = lens_scores.measure(net, one, layer=2, steps=1).u
     said = compare.add_at_target(net, one, [(3, u[3]), (3, 0 * u[3])])
     sides = compare.outcomes(net, one, one.shuffle(torch.Generator().manual_seed(0)))
     assert torch.allclose(said.margin[0], sides["examples"].margin, atol=1e-2)
@@ -101,7 +101,8 @@ def test_common_shares_are_those_of_pairs():
     one, two = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0))
     pairs = [one[a] @ one[b] for a in range(4) for b in range(4) if a != b]
     mean_square = one.square().sum(1).mean()
-    assert marks.common_share(one) == pytest.approx(float(sum(pairs) / 12 / mean_square), abs=1e-6)
+    wanted = float(sum(pairs) / 12 / mean_square)
+    assert lens_scores.common_share(one) == pytest.approx(wanted, abs=1e-6)
     cross = sum(a @ b for a in one for b in two) / 16
     size = (mean_square * two.square().sum(1).mean()).sqrt()
-    assert marks.common_share(one, two) == pytest.approx(float(cross / size), abs=1e-6)
+    assert lens_scores.common_share(one, two) == pytest.approx(float(cross / size), abs=1e-6)
