@@ -2,7 +2,8 @@
 
 Colours come from the Okabe-Ito palette (safe for colour-blind readers) and from two colour maps
 in which zero is the ground. The ground is white; a dark page of the book turns lightness over and
-keeps the hues. There Okabe and Ito's amber is near their orange, so Tol's indigo takes its place.
+keeps the hues. There Okabe and Ito's amber is near their orange, so a violet takes its place, which
+is neither dark nor pale: a dark colour would be nearly white on a dark page.
 Caption and alternative text stand in the metadata of the cell that draws.
 """
 
@@ -32,11 +33,12 @@ from torch import Tensor
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
 BLUE, ORANGE, GREEN, PINK, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#6b6b6b"
+VIOLET = "#8657CF"
 RISING = "YlGnBu"
 SIGNED = LinearSegmentedColormap.from_list("signed", [BLUE, "white", ORANGE])
 Values = Sequence[float] | Sequence[int] | Num[Tensor, "point"]
 Line = Sequence[Values]  # x and y, perhaps a band: low and high
-COLOURS = (BLUE, ORANGE, GREEN, PINK, "#332288", "#56B4E9")
+COLOURS = (BLUE, ORANGE, GREEN, PINK, VIOLET, "#56B4E9")
 STROKES = ("o-",) * 4 + ("s--", "^:")  # of the lines in these colours, marks first
 LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue light
 FEW, SHORT = 5, 20  # lines of a panel that carry their names, and letters of a name

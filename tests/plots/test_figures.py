@@ -25,6 +25,14 @@ def test_ink_darkens_what_is_too_light_to_read_and_nothing_else():
     assert all(contrast_on_white(figures.ink(colour)) >= 4.5 for colour in figures.COLOURS)
 
 
+def test_no_colour_is_nearly_white_on_a_dark_page():
+    """There the style sheet inverts figures, turns their hues back and makes them brighter."""
+    turn = np.array([[-0.574, 1.43, 0.144], [0.426, 0.43, 0.144], [0.426, 1.43, -0.856]])
+    for colour in (*figures.COLOURS, "#332288"):
+        light = np.clip(1.1 * np.clip(turn @ (1 - np.array(to_rgb(colour))), 0, 1), 0, 1)
+        assert (np.ptp(light) > 0.3) == (colour != "#332288"), colour
+
+
 def test_maps_of_heads_have_one_colour_bar_from_0_to_1():
     figure = figures.head_maps({f"score {i}": torch.rand(2, 3) for i in range(5)})
     (bar,) = (ax for ax in figure.axes if ax.axison and not ax.get_title())
