@@ -213,7 +213,7 @@
         const numbers = [
           [`${word}s right`, count ? `${m.right} of ${count}` : "–", m.repeats ? "in the second copy" : "nothing repeats"],
           ["how wrong it is there (loss)", count ? `${m.loss.toFixed(2)} nats` : "–", `blind guessing: ${Math.log(m.run.vocab).toFixed(2)}`],
-          [`head ${m.head.join(".")} looks at the right place`, m.silent ? "off" : number(m.prefix, 2), `of 1 (its prefix matching); best head${m.off.length ? " that is on" : ""} ${m.best < 0 ? "–" : number(m.best, 2)}`],
+          [`head ${m.head.join(".")} looks at the right place`, m.silent ? "off" : number(m.prefix, 2), `of its attention; the best head${m.off.length ? " that is on" : ""}: ${m.best < 0 ? "–" : number(m.best, 2)}`],
         ];
         const list = (heads) => [...new Set(heads.map((one) => one.join(".")))].join(", ");
         const cut = m.keys.length ? ` Cut: the keys of ${list(m.keys.map(({ to }) => to))} get the output that ${list(m.keys.map(({ from }) => from))} has on a sequence of other letters.` : "";
