@@ -2,7 +2,7 @@
 // its writer wrote, or what it wrote in a run whose first copy was another draw; how much of the
 // copying is left?
 {
-  const BOS = 121, MOST = 80, LISTED = 12, DRAWS = 3, WHOLE = "all";
+  const BOS = 121, MOST = 80, LISTED = 12, DRAWS = 10, WHOLE = "all";
   // The strongest edges, by path patching on sixteen sequences that are not shown here
   const RANKED = (
     "embed>v 0.2, embed>v 0.0, 1.2>logits, 0.2>k 1.2, 1.0>logits, 1.3>logits, embed>v 1.2, 0.2>k 1.0, " +
@@ -57,13 +57,13 @@
     const of = (draw) => alike(strongest, run.edges, Live.random(100 * state.size + draw));
     const off = new Set(String(state.off).split(" ").filter(Boolean).map((i) => RANKED[i - 1]));
     const kept = (state.keep === "random" ? of(state.draw) : strongest).filter((edge) => !off.has(edge));
-    const control = state.keep === WHOLE ? null
-      : Array.from({ length: DRAWS }, (_, i) => faith(new Set(of(i + 1)))).reduce((a, b) => a + b) / DRAWS;
+    const control = state.keep === WHOLE ? null : Array.from({ length: DRAWS }, (_, i) => faith(new Set(of(i + 1))));
     const cost = kept.includes(state.edge) ? faith(new Set(kept.filter((edge) => edge !== state.edge))) : null; // what is left
     const keeps = (size) => faith(new Set(RANKED.slice(0, size)));
     return { net, kept, off, all: run.edges.length, share: faith(new Set(kept)), control, cost, keeps };
   }
 
+  const mean = (values) => values.reduce((a, b) => a + b) / values.length;
   const percent = (value) => `${Math.round(100 * value)} %`.replace("-", "−");
   const key = (channel, what) => `<span class="live-key"><svg viewBox="0 0 26 8" aria-hidden="true"><path class="live-edge live-${channel}" d="M0 4h26"/></svg> ${what}</span>`;
   // Tokens and logits are bars as wide as the picture. What passes a layer runs straight up, in a
@@ -150,18 +150,18 @@
       const said = `${m.kept.length} of ${m.all} edges are kept, and ${percent(m.share)} of the copying with them.`;
       const numbers = [
         ["edges kept", m.kept.length, `of ${m.all}`],
-        ["copying left", percent(m.share), "all edges: 100 %"],
-        ["with as many random edges", m.control === null ? "–" : percent(m.control), m.control === null ? "all are kept" : `mean of ${DRAWS} draws`],
+        ["copying left", percent(m.share), "all edges: 100 %; rival prompt: 0 %"],
+        ["with as many random edges", m.control ? percent(mean(m.control)) : "–", m.control ? `mean of ${DRAWS} draws: ${percent(Math.min(...m.control))} to ${percent(Math.max(...m.control))}` : "all are kept"],
       ];
       const cost = m.cost === null ? "" : ` Without ${words(state.edge)} ${percent(m.cost)} is left.`;
-      const more = `<p class="live-note">Everything flows upwards. An mlp is the small network behind the heads of a layer. A line counts only on a path from the tokens up to the logits. A new line can also disturb the copying.</p>`;
+      const more = `<p class="live-note"><b>Copying left</b> measures how sure the network is of the right next tokens in the second copy (mean log-probability): 100 % is its value if no edge is cut, 0 % its value on the rival prompt, whose first copy has other tokens. Below 0 % it is misled.</p><p class="live-note">Everything flows upwards. An mlp is the small network behind the heads of a layer. A line counts only on a path from the tokens up to the logits. A new line can also disturb the copying.</p>`;
       return { numbers, view: picture(m, said, state), more, said: said + cost, ...m };
     },
 
     tasks: [
       { text: "How few? Keep at least 90 % with at most 35 edges.",
         seen: [(s, m) => s.keep === "strongest" && m.share >= 0.9 && m.kept.length <= 35],
-        found: (s, m) => `${m.kept.length} of ${m.all} edges keep ${percent(m.share)}; as many random ones ${percent(m.control)}.` },
+        found: (s, m) => `${m.kept.length} of ${m.all} edges keep ${percent(m.share)}; as many random ones ${percent(mean(m.control))} on average.` },
       { text: "One edge: keep all, cut a single one, and lose more than half.",
         seen: [(s, m) => s.keep === WHOLE && m.kept.length === m.all - 1 && m.share < 0.5],
         found: (s, m) => `without ${[...m.off].map(words)} alone ${percent(m.share)} is left.` },
