@@ -71,8 +71,8 @@ def live_of(path):
 
 
 def choices(text):
-    """Return the choices of a bet, "(a) one; (b) two.", without their marks of punctuation."""
-    said = re.split(r"\(([a-h])\) ", " ".join(text.split()))[1:]
+    """Return the choices of a bet, "(a) one; (b) two.", without letters (bold or not) and stops."""
+    said = re.split(r"(?:\*\*)?\(([a-h])\)(?:\*\*)? ", " ".join(text.split()))[1:]
     assert said[::2] == list("abcdefgh")[: len(said[::2])], text
     return [words.strip(" .;").lower() for words in said[1::2]]
 
