@@ -194,6 +194,8 @@ def dual_head(
     for i, (part, colour) in enumerate(zip(parts, colours, strict=True)):
         below.barh(i, part, left=end, color=colour)
         end += part
+        right = max(end, end - part)
+        below.text(right + 0.01, i, f"{part:+.2f}".replace("-", "−"), va="center", size=8)
         below.plot([end] * 2, [i, i + 1], color=GREY, lw=0.8)
     below.barh(len(parts), end, color=ORANGE)
     below.set_yticks(range(len(parts) + 1), [*groups, "output"], size=9)

@@ -46,7 +46,8 @@
     const usual = state.scale < 10 ? null : Regressor.field(net, xs, ys.map((y) => y / state.scale), drawn);
     const grown = usual && Math.sqrt(square(Regressor.field(net, xs, ys.map((y) => (y * 10) / state.scale), drawn)) / square(usual));
     const ols = answers(weights.ols), size = told.reduce((sum, v, i) => sum + v * ols[i], 0) / square(ols);
-    return { field, other, away, best, size, grown };
+    const misfit = square(linear(weights.ols, xs).map((v, i) => v - ys[i])) / square(ys); // of the best plane
+    return { field, other, away, best, size, grown, misfit };
   }
 
   // A field over the plane: blue above 0, brown below, in ten shades each
@@ -103,9 +104,16 @@
       const m = measured(state, parts), gap = m.field.map((value, i) => value - m.other[i]);
       const rows = Object.entries(m.away).sort((a, b) => a[1] - b[1]);
       const more = `<p class="live-note">With the best λ for these very pairs, ridge has a relative error of ${percent(m.best.ridge)}; with the best rate, one step has ${percent(m.best.step)}.</p>`;
+      const surprises = [
+        m.misfit > 0.01 && "No plane through 0 passes through all labels now: a dragged point keeps its label. In training, a plane always did.",
+        state.scale > 1 && m.size < 0.8 && `The network's answers are only ${Math.round(100 * m.size)} % as large as those of least squares. So one short step, whose answers are small as well, may come nearest. It is still not the network's rule: its answers grow with the labels, and those of the network do not.`,
+      ].filter(Boolean).map((text) => `<p class="live-note"><b>${text}</b></p>`).join("");
+      const scale = Array.from({ length: 21 }, (_, i) => `<rect class="live-${i > 10 ? "a" : "b"}" opacity="${(Math.abs(i - 10) * 0.085).toFixed(2)}" x="${i * 8}" width="8" height="10"/>`).join("");
+      const key = `<svg class="live-scale" viewBox="0 0 168 26" role="img" aria-label="Colours: brown is minus ${most.toFixed(1)} or less, white 0, blue ${most.toFixed(1)} or more."><rect class="live-ground" width="168" height="10"/>${scale}` +
+        [[0, "start", `−${most.toFixed(1)}`], [84, "middle", "0"], [168, "end", most.toFixed(1)]].map(([x, anchor, text]) => `<text x="${x}" y="23" text-anchor="${anchor}">${text}</text>`).join("") + "</svg>";
       const view = `<div class="live-row-of live-three">${plane("The network", m.field, state, most)}${plane(NAMES[state.other][0].toUpperCase() + NAMES[state.other].slice(1), m.other, state, most)}` +
         `${plane("The difference", gap, state, most)}</div>` +
-        `<p class="live-note">Blue: above 0; brown: below 0; strongest: ${most.toFixed(1)} or more. Circles: the pairs, with their labels.${state.scale === 1 ? "" : ` <b>All labels and maps are shown divided by ${state.scale}</b>: a rule that grows with the labels looks the same.`}</p>`;
+        `${key}<p class="live-note">Circles: the pairs, with their labels.${state.scale === 1 ? "" : ` <b>All labels and maps are shown divided by ${state.scale}</b>: a rule that grows with the labels looks the same.`}</p>${surprises}`;
       const settings = { ols: "no penalty", ridge: `penalty λ = ${Number(state.penalty).toFixed(2)}`, step: `rate ${Number(state.rate).toFixed(2)}` };
       const numbers = Object.entries(NAMES).map(([key, name]) => [`relative error, ${name}`, percent(m.away[key]), settings[key]]);
       const said = `Relative errors: ${rows.map(([key, value]) => `${NAMES[key]} ${percent(value)}`).join(", ")}.`;

@@ -9,7 +9,7 @@
   const pair = (point) => `(${signed(point[0])}, ${signed(point[1])})`;
   // Keys (a, b) and values (c, d) of the examples; the query's own token is the last, and its key
   // is where the query is.
-  const KEYS = [[1.3, 0.9], [-0.4, 1.3], [-1.3, -0.5], [0.8, -1.2], [0.7, 0.5]];
+  const KEYS = [[1.3, -0.4], [-0.4, 1.3], [-1.3, -0.5], [0.8, -1.2], [0.7, 0.5]];
   const VALUES = [[1.4, -0.5], [1, 1.4], [-1.3, 0.5], [-0.2, 1.5], [-1.4, -1.2]];
   const first = { point: 1, sharp: 0.7 };
   KEYS.forEach(([a, b], i) => Object.assign(first, { [`a${i + 1}`]: a, [`b${i + 1}`]: b, [`c${i + 1}`]: VALUES[i][0], [`d${i + 1}`]: VALUES[i][1] }));
@@ -30,10 +30,11 @@
   function plane(kind, title, said, points, m, state, over = "") {
     const marks = Array.from({ length: OWN }, (_, i) => {
       const x = px(points[2 * i]).toFixed(1), y = py(points[2 * i + 1]).toFixed(1), own = i === DEMOS;
-      const up = !own && points[2 * i + 1] > 0, middle = Math.max(38, Math.min(SIZE - 38, Number(x)));
+      const up = !own && points[2 * i + 1] > 0, name = !own ? i + 1 : kind === "k" ? "query" : "last";
+      const middle = Math.max(38, Math.min(SIZE - 38, Number(x)));
       return `<g data-drag="${kind}${i + 1}"><circle class="live-${own ? "c" : "a"}" opacity="0.25" cx="${x}" cy="${y}" r="${(40 * Math.sqrt(m.weights[i])).toFixed(1)}"/>` +
         `<circle class="live-grip" cx="${x}" cy="${y}" r="22"/><circle class="live-dot${state.point === i + 1 ? " live-chosen" : ""}" cx="${x}" cy="${y}" r="6"/>` +
-        `<text x="${middle}" y="${up ? Math.max(12, Number(y) - 11) : Math.min(SIZE - 4, Number(y) + 21)}" text-anchor="middle">${own ? "last" : i + 1}: ${Math.round(100 * m.weights[i])} %</text></g>`;
+        `<text x="${middle}" y="${up ? Math.max(12, Number(y) - 11) : Math.min(SIZE - 4, Number(y) + 21)}" text-anchor="middle">${name}: ${Math.round(100 * m.weights[i])} %</text></g>`;
     }).join("");
     return `<div><p class="live-head">${title}</p><svg data-plane="" viewBox="0 0 ${SIZE} ${SIZE}" role="img" aria-label="${said}"><rect class="live-ground" width="${SIZE}" height="${SIZE}"/>` +
       `<path class="live-axis" d="M${SIZE / 2} 0v${SIZE}M0 ${SIZE / 2}h${SIZE}"/>${marks}${over}</svg></div>`;
@@ -44,16 +45,18 @@
     first,
     needs: () => [],
     bet: {
-      asks: "The green point among the keys is the query. Where must you put key 1, so that the query looks at it most?",
+      asks: "The green arrow among the keys is the query. Where must you put key 1, so that the query looks at it most?",
       choices: ["on the query", "beyond the query, far out in the same direction", "on the other side of the middle"],
-      deed: "Now drag key 1 onto the query, and then beyond it.",
+      deed: "Now drag key 1 onto the tip of the arrow, and then beyond it.",
       answer(s, m, memory) {
         if (Number(s.sharp) !== first.sharp || KEYS.some(([a, b], i) => i && (s[`a${i + 1}`] !== a || s[`b${i + 1}`] !== b))) return null;
         const [a, b] = [s.a1, s.b1], [qa, qb] = KEYS[DEMOS], share = Math.round(100 * m.weights[0]);
         if (Math.hypot(a - qa, b - qb) <= 0.3) memory.on = share; // where the reader left it
         else if (a >= 1.5 && b >= 1) memory.beyond = share;
         const { on, beyond } = memory;
-        if (on === undefined || beyond === undefined) return null;
+        if (on === undefined && beyond === undefined) return null;
+        if (beyond === undefined) return [undefined, `On the query, key 1 has ${on} %. Now drag it beyond.`];
+        if (on === undefined) return [undefined, `Beyond the query, key 1 has ${beyond} %. Now drag it onto the query.`];
         return [1, `You saw ${on} % with key 1 on the query, and ${beyond} % with key 1 beyond it. A score is the product of query and key, so a longer key in the same direction gets more. (On the other side the product is negative.)`];
       },
     },
@@ -78,18 +81,24 @@
     draw(state) {
       const m = measured(state), stops = Array.from({ length: OWN }, (_, i) => [px(m.answers[2 * i]).toFixed(1), py(m.answers[2 * i + 1]).toFixed(1)]);
       const [[x0, y0], [x1, y1]] = [stops[0], stops[DEMOS]];
+      const [qx, qy] = [px(m.keys[2 * DEMOS]), py(m.keys[2 * DEMOS + 1])];
+      const arrow = `<path class="live-line live-c" style="stroke-dasharray: none" d="M${SIZE / 2} ${SIZE / 2}L${qx.toFixed(1)} ${qy.toFixed(1)}"/>`;
+      const added = stops.slice(1).map(([x, y], i) => { // in the middle of what example i + 1 adds
+        const middle = (a, b) => ((Number(a) + Number(b)) / 2).toFixed(1), [x0, y0] = stops[i];
+        return Math.hypot(x - x0, y - y0) < 14 ? "" : `<text class="live-added" x="${middle(x, x0)}" y="${(Number(middle(y, y0)) + 4).toFixed(1)}" text-anchor="middle">+${i + 1}</text>`;
+      }).join("");
       const path = `<path class="live-line live-b" style="stroke-dasharray: none" d="M${stops.map((stop) => stop.join(" ")).join("L")}"/>` +
-        `<rect class="live-c" x="${x0 - 5}" y="${y0 - 5}" width="10" height="10"/><path class="live-b" d="M${x1} ${y1 - 8}l8 8l-8 8l-8 -8z"/>`;
+        `<rect class="live-c" x="${x0 - 5}" y="${y0 - 5}" width="10" height="10"/><path class="live-b" d="M${x1} ${y1 - 8}l8 8l-8 8l-8 -8z"/>${added}`;
       const shares = m.weights.map((w, i) => `${i === DEMOS ? "the last token" : `example ${i + 1}`} ${Math.round(100 * w)} percent`).join(", ");
       const said = `The query looks at ${shares}. The update moves the output from ${pair(m.start)} to ${pair(m.end)}.`;
-      const view = `<div class="live-row-of">${plane("k", "Keys: where the query looks", `The keys. ${said}`, m.keys, m, state)}${plane("v", "Values: what is added up", `The values. ${said}`, m.values, m, state, path)}</div>` +
-        `<p class="live-note">A disc is as large as a token's share of the attention. Green: the last token, which asks; to keep the picture simple, its key is where the query is. Among the values, the square is the start, the diamond is the head's output, and the line between them adds one example after the other.</p>`;
+      const view = `<div class="live-row-of">${plane("k", "Keys: where the query looks", `The keys. ${said}`, m.keys, m, state, arrow)}${plane("v", "Values: what is added up", `The values. ${said}`, m.values, m, state, path)}</div>` +
+        `<p class="live-note">A disc is as large as a token's share of the attention. Green: the last token, which asks. The arrow is its query; to keep the picture simple, its key is at the tip. Among the values, the square is the start, and the diamond is the head's output. The line between them adds what example 1 adds (+1), then example 2 (+2), and so on.</p>`;
       const numbers = [
         ["start", pair(m.start), "square: what the last token adds"],
         ["length of the update", m.length.toFixed(2), "from square to diamond: what the examples add"],
         ["output", pair(m.end), "diamond: start and update together"],
       ];
-      const more = `<p class="live-note">For the end of the chapter: the linear model W of features φ answers each key k<sub>i</sub> of an example with Wφ(k<sub>i</sub>). Before and after its step, the summed similarity of these answers to the values v<sub>i</sub> is ${to(m.similarity)}, and their distance from the values (root mean square) is ${to(m.distance)}.</p>`;
+      const more = `<p class="live-note">Read this after “Is that learning?”, below. The linear model W of features φ answers each key k<sub>i</sub> of an example with Wφ(k<sub>i</sub>). Before and after its step, the summed similarity of these answers to the values v<sub>i</sub> is ${to(m.similarity)}, and their distance from the values (root mean square) is ${to(m.distance)}.</p>`;
       return { numbers, view, said, more, ...m };
     },
 
