@@ -105,11 +105,11 @@
 
     draw(state, [record]) {
       const m = measured(state, record), { prompt, whole, found, random, most, heads } = m, [right, rival] = prompt.answers.map(Live.escaped);
-      const row = (name, kind, said) => [name, said ? leader(prompt, said[1]) : found ? "not recorded" : "?", bar(kind, said?.[1] ?? 0, most)];
+      const row = (name, kind, said) => [name, said ? leader(prompt, said[1]) : "?", bar(kind, said?.[1] ?? 0, most)];
       const rows = [
         row("with all heads", "all", whole),
         row(found ? `without ${m.many}` : "without a group of heads", GROUPS[m.set] ?? "other", found),
-        row(m.one ? "without another head" : `without ${found ? `${heads.length} ` : ""}random heads`, "random", random),
+        ...(found && !random ? [] : [row(m.one ? "without another head" : `without ${found ? `${heads.length} ` : ""}random heads`, "random", random)]),
       ];
       const view = `<div class="live-row-of"><div>${prompts(m)}</div><div><p class="live-head">${LAYERS * HEADS} heads, in 30 layers (across)</p>${grid(m)}</div></div>${legend()}` +
         `<div class="live-lead"><p class="live-head">How far does ${right} lead ${rival}? (nats)</p><small>← ${rival} leads</small><small>${right} leads →</small></div>`;
