@@ -168,7 +168,8 @@ PHONE = pytest.mark.parametrize(
     "reader", [{"viewport": {"width": WIDTHS["phone"], "height": 844}}], indirect=True
 )
 HINTS = """all => all.map(x => [x.scrollWidth > x.clientWidth + 4,
-    getComputedStyle(x.querySelector("figcaption") ?? x, "::before").content.includes("to the right")])
+    getComputedStyle(x.querySelector("figcaption") ?? x, "::before").content
+        .includes("to the right")])
 """
 
 
