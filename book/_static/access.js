@@ -59,7 +59,9 @@ window.addEventListener("load", () => {
     const said = [...bet.querySelectorAll(":scope > p")].filter((words) => /^\s*\([a-h]\)\s/.test(words.textContent));
     let answer = bet.nextElementSibling;
     while (answer && !answer.matches(".answer, .bet, section")) answer = answer.nextElementSibling;
-    if (!said.length || !answer?.matches(".answer")) continue;
+    if (!answer?.matches(".answer")) continue;
+    answer.classList.add("of-bet");
+    if (!said.length) continue;
     const right = /\(([a-h])\)/.exec(answer.querySelector("p:not(.admonition-title)")?.textContent)?.[1];
     const box = document.createElement("div");
     const buttons = said.map((words) => words.innerHTML).join(" ").split(/(?=\([a-h]\)\s)/).filter((text) => text.trim()).map((text) => {
@@ -75,8 +77,6 @@ window.addEventListener("load", () => {
           each.classList.toggle("live-right", letter === right);
           each.classList.toggle("live-wrong", each === button && letter !== right);
         }
-        for (let each = bet.nextElementSibling; each !== answer; each = each.nextElementSibling)
-          if (each.matches(".cell.tag_hide-cell")) each.querySelector("details").open = true; // what the answer rests on
         answer.querySelector(".toggle-button-hidden")?.click();
       });
       return button;
@@ -90,7 +90,7 @@ window.addEventListener("load", () => {
 
 /* What a chapter knows would answer its bets: it waits until all above it are answered, or for a press.
    So does what would answer the last one. A bar says which bets are left. */
-const OPEN = ".answer.toggle-hidden:not(.of-live), .live-bet:not(:has([aria-pressed=true], :disabled))";
+const OPEN = ".of-bet.toggle-hidden, .live-bet:not(:has([aria-pressed=true], :disabled))";
 const follows = (one, other) => one.compareDocumentPosition(other) & Node.DOCUMENT_POSITION_FOLLOWING;
 function betOf(open) { // a bet of the text stands above its answer
   const live = open.matches(".live-bet");
