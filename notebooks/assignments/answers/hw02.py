@@ -33,7 +33,7 @@ def _labels(seed):
 
 
 def _is_control(drawn, label_pos):
-    """Whether the positions are words of the label words' own demonstrations, at random."""
+    """Whether the positions are words of the label words' own examples, at random."""
     places = torch.stack([shaped(each, *label_pos.shape) for each in drawn])
     if places.is_floating_point():
         raise Mistake("Positions are whole numbers.")
@@ -41,14 +41,14 @@ def _is_control(drawn, label_pos):
     if (places[..., None] == label_pos[:, None]).any():
         raise Mistake("A label word is in the control: then it cannot differ from it.")
     if (places == 0).any():
-        raise Mistake("BOS is no word of a demonstration, and there is nothing before it to cut.")
+        raise Mistake("BOS is no word of an example, and there is nothing before it to cut.")
     if ((places <= before) | (places > label_pos)).any():
-        raise Mistake("A word of another demonstration has more edges to be cut, or fewer.")
+        raise Mistake("A word of another example has more edges to be cut, or fewer.")
     count = label_pos - before - 1
     share = torch.stack([(places == before + 1 + i).float().mean(0) for i in range(count.max())])
     wanted = (torch.arange(len(share))[:, None, None] < count) / count
     if (share - wanted).abs().max() > 0.25:
-        raise Mistake("Not every word of a demonstration has the same chance.")
+        raise Mistake("Not every word of an example has the same chance.")
 
 
 def _importance(seed):
@@ -102,7 +102,7 @@ def _is_label(label_pos, size):
 
 
 def control_words(label_pos, generator):
-    """For each label word another word of its demonstration, at random."""
+    """For each label word another word of its example, at random."""
     before = torch.cat([0 * label_pos[:, :1], label_pos[:, :-1]], 1)
     count = label_pos - before - 1
     return before + 1 + (torch.rand(label_pos.shape, generator=generator) * count).long()
@@ -110,11 +110,11 @@ def control_words(label_pos, generator):
 
 CONTROL_WORDS = {
     "A label word is in the control": "before - 1 -> before",
-    "BOS is no word of a demonstration": (
+    "BOS is no word of an example": (
         lambda at, generator: control_words(at, generator).index_fill(1, torch.tensor([0]), 0)
     ),
-    "A word of another demonstration": lambda at, draw: control_words(at, draw).flip(1),
-    "Not every word of a demonstration": lambda at, generator: at - 1,
+    "A word of another example": lambda at, draw: control_words(at, draw).flip(1),
+    "Not every word of an example": lambda at, generator: at - 1,
     "Positions are whole numbers.": ".long() -> ",
     "Take random numbers from": "generator=generator -> generator=None",
 }

@@ -55,25 +55,25 @@ def _steps(seed):
 
 
 def _is_control(drawn, steps, function):
-    """Whether each prompt has the step of a prompt with another function."""
+    """Whether each prompt has the update of a prompt with another function."""
     orders = []
     for each in drawn:
         found = shaped(each, *steps.shape)
         away = torch.cdist(found.double(), steps)
         if away.min(1).values.max() > 1e-5:
-            raise Mistake("A prompt has a step that is nobody's: steps change hands, unchanged.")
+            raise Mistake("A prompt has an update that is nobody's: they change hands, unchanged.")
         order = away.argmin(1)
         if len(order.unique()) < len(order):
-            raise Mistake("A step is used twice, and another one not at all.")
+            raise Mistake("An update is used twice, and another one not at all.")
         orders.append(order)
     whose, place = torch.stack(orders), torch.arange(len(steps))
     if (whose == place).any():
-        raise Mistake("A prompt has kept its own step.")
+        raise Mistake("A prompt has kept its own update.")
     if (function[whose] == function).any():
-        raise Mistake("A prompt has the step of another prompt with the same function.")
+        raise Mistake("A prompt has the update of another prompt with the same function.")
     came_up = (whose[:, :, None] == place).any(0)  # (prompt, partner)
     if came_up[function[:, None] != function].double().mean() < 0.7:
-        raise Mistake("Who gets whose step is not at random: some prompts are never partners.")
+        raise Mistake("Who gets whose update is not at random: some prompts are never partners.")
 
 
 q1 = (Part("part_and_change", inputs=_examples, tolerance=1e-06),)
@@ -86,11 +86,11 @@ q4 = (
         "reason",
         choices=(
             "With more copies the head looks less at its own tokens because their scores fall.",
-            "The start is what the head would say without demonstrations, and so the head's own "
+            "The start is what the head would say without examples, and so the head's own "
             "answer fades with every copy.",
             "Each copy is another step of gradient descent from where the last one ended.",
             "The start is divided by a sum that grows with every copy, and nothing else in it "
-            "changes; the step cannot grow beyond a mean of the demonstrations' values.",
+            "changes; the update cannot grow beyond a mean of the examples' values.",
         ),
     ),
 )
@@ -99,7 +99,7 @@ q4 = (
 
 
 def part_and_change(query, keys, values, example):
-    """Each example's part of the step, and what its absence changes."""
+    """Each example's part of the update, and what its absence changes."""
     weights = (keys @ query / len(query) ** 0.5).softmax(0)
     its = example == torch.arange(int(example.max()) + 1)[:, None]  # (example, key)
     parts, whole = (its * weights) @ values, weights @ values
@@ -151,7 +151,7 @@ BIASED_LOSS = {
 
 
 def swapped(steps, function, generator):
-    """For each prompt the step of a prompt with another function, at random."""
+    """For each prompt the update of a prompt with another function, at random."""
     order = torch.randperm(len(steps), generator=generator)
     while (clash := function[order] == function).any():
         for i in clash.nonzero()[:, 0].tolist():
@@ -166,14 +166,14 @@ def _rotated(steps, function, generator):
 
 
 SWAPPED = {
-    "A prompt has kept its own step.": "function[order] == function -> order < 0",
+    "A prompt has kept its own update.": "function[order] == function -> order < 0",
     "with the same function": "function[order] == function -> order == torch.arange(len(order))",
-    "A step is used twice": (
+    "An update is used twice": (
         "steps[order] "
         "-> steps[torch.where(function[order.roll(1)] == function, order, order.roll(1))]"
     ),
-    "A prompt has a step that is nobody's": lambda steps, *_: steps.mean(0).expand_as(steps),
-    "Who gets whose step is not at random": _rotated,
+    "A prompt has an update that is nobody's": lambda steps, *_: steps.mean(0).expand_as(steps),
+    "Who gets whose update is not at random": _rotated,
     "Take random numbers from": "randperm(len(steps), generator=generator) -> randperm(len(steps))",
 }
 
@@ -188,7 +188,7 @@ def with_negatives(query, keys, values, demos, beta):
 WITH_NEGATIVES = {
     "A value is no negative of its own key.": "shown.sum(0) - shown -> shown.sum(0)",
     "It is a mean over the *other* ones: divide by |D| - 1.": "(len(shown) - 1) -> len(shown)",
-    "Only demonstrations are in the loss: the values of the other tokens stay.": (
+    "Only examples are in the loss: the values of the other tokens stay.": (
         "changed[demos] = shown - beta * (shown.sum(0) - shown) "
         "-> changed = values - beta * (shown.sum(0) - values)"
     ),
@@ -205,7 +205,7 @@ def _own_head(own):
 
 
 def beta(own):
-    """The strength at which the output is orthogonal to the first demonstration's value."""
+    """The strength at which the output is orthogonal to the first example's value."""
     head = _own_head(own)
     plain, changed = (with_negatives(*head, beta) @ head[2][0] for beta in (0.0, 1.0))
     return (plain / (plain - changed)).item()
@@ -220,6 +220,6 @@ BETA = {
 reason = "d"
 REASON = {
     "Scores depend on keys and the query, and neither changes.": "a",
-    "Without demonstrations the normaliser would be another: the start is not that answer.": "b",
+    "Without examples the normaliser would be another: the start is not that answer.": "b",
     "The whole is one step: each copy adds a term to the same sum.": "c",
 }

@@ -183,7 +183,7 @@ def task_vector(blocks, shown, bare, layer):
 
 
 def steered_margin(blocks, readout, bare, vector, layer, right):
-    """Margin of prompts without examples, with a vector added after a layer."""
+    """Lead of prompts without examples, with a vector added after a layer."""
     x = bare
     for i, block in enumerate(blocks):
         x = x + block(x) + (i == layer) * vector
