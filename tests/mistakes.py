@@ -10,7 +10,7 @@ MISTAKES = {
     ),
     "03-ex-pair": (
         "ridge_slope = lambda x, y, penalty: y / (x + penalty)",
-        "the slope is 0.29, not 0.67.",
+        "0.29, not 0.67.",
     ),
     "04-ex-stack": (
         """def with_layer_norm(plain):
@@ -21,7 +21,7 @@ MISTAKES = {
     ),
     "05-ex-two": (
         "start_step_alone = lambda: (1.0, 15 / 4, 1.0)",
-        "should add up to what the head says, 4.00, and not to 4.75.",
+        "They should add up to 4, not 4.75.",
     ),
     "06-ex-turn": (
         "turn = lambda layer, some: torch.eye(guide.cfg.d_head) * 2",
