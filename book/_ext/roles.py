@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from docutils import nodes
+from scipy.special import stdtrit as student_quantile
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
@@ -25,7 +26,8 @@ class Number(SphinxRole):
     ``.field`` and ``@null``, ``@real`` or ``@paper`` if wanted; ``{verdict}`01.name```: the verdict
     likewise; ``{real}`01.name```: the value in the real language model; ``{published}`01.name```:
     the source's figure. The field ``percent`` gives the value as "87 %", ``short`` with two digits
-    (two decimals below 1), ``difference`` what it has more than its null, with the interval.
+    (two decimals below 1), ``difference`` what it has more than its null, with the interval,
+    ``interval`` the 95 % interval of a mean, and ``interval_percent`` the same of a share.
     """
 
     def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
@@ -61,6 +63,11 @@ class Number(SphinxRole):
         form = ".2f" if abs(value or 0) < 1 else ".2g" if abs(value or 0) < 10 else ".3g"
         short = UNDEFINED if value is None else f"{value:{form}}"
         fields["short"] = short.replace("-", scorecard.MINUS)
+        if value is not None and entry.result.count > 1:
+            reach = entry.result.spread * student_quantile(entry.result.count - 1, 0.975)
+            low, high = value - reach, value + reach
+            fields["interval"] = f"{low:.2f} to {high:.2f}".replace("-", scorecard.MINUS)
+            fields["interval_percent"] = f"{100 * low:.0f} to {100 * high:.0f} %"
         if field not in fields:
             raise unknown(f"field of {claim.id}", field, fields)
         chosen = fields[field]
