@@ -1,11 +1,10 @@
 // Figure 7: which heads carry the answer? (notebook 07). SmolLM2 does not run in the page: this is
 // the record of a run at the tier `real`, prompt by prompt, of every removal that the chapter makes.
 {
-  const LAYERS = 30, HEADS = 9, MORE = 30, NONE = "none", ONE = "one head";
+  const LAYERS = 30, HEADS = 9, MORE = 30, NONE = "none";
   const GROUPS = { "match and read": "double", "match only": "matcher", "read only": "reader" }; // in these colours
-  const LENSES = ["anchors", "induction", "circuit", "vector", "dual"], OTHER = ["match, not vector", "vector, not match"];
-  const CALLED = { anchors: "the twenty readers", induction: "the twenty matchers", circuit: "circuit", vector: "vector", dual: "dual", "match and read": "double heads", "match only": "single matchers", "read only": "single readers", "match, not vector": "matchers that do not write the vector", "vector, not match": "heads that write the vector and do not match" };
-  const WAYS = { resampled: "their output on the rival prompt", averaged: "their mean over other functions", zeroed: "zero" };
+  const CALLED = { "match and read": "double heads", "match only": "single matchers", "read only": "single readers" };
+  const WAYS = { resampled: "their output on the rival prompt", averaged: "their mean over other functions" };
   const key = (set) => set.replace(/,? /g, "-"); // as the state has it, without blanks
   const numbers = (text) => (text ? text.split(" ").map(Number) : []);
   // Probability and lead (nats) of the n-th of the pairs that a text holds
@@ -13,19 +12,14 @@
 
   function measured(state, record) {
     const prompt = record.prompts[Math.min(state.prompt, record.prompts.length - 1)], ours = state.prompt === 0;
-    const sets = record.sets[prompt.case], names = Object.keys(sets);
-    const one = state.set === key(ONE) && ours, set = names.find((name) => key(name) === state.set);
-    const way = one ? "averaged" : state.way, hasControl = set && way !== "zeroed";
-    const left = (name, control) => pair(prompt[way], (way === "zeroed" ? 1 : 2) * names.indexOf(name) + control);
-    const whole = pair(prompt.whole, 0), found = one ? pair(record.single, state.head) : set ? left(set, 0) : null;
-    const random = hasControl ? left(set, 1) : null;
-    const leads = (text) => numbers(text).filter((_, i) => i % 2).map((x) => x / 10);
-    const inSight = Object.keys(WAYS).flatMap((name) => Object.keys(GROUPS).map((group) => leads(prompt[name])[(name === "zeroed" ? 1 : 2) * names.indexOf(group)]));
-    const most = Math.max(...[whole[1], found?.[1] ?? 0, random?.[1] ?? 0, ...inSight].map(Math.abs)); // the longest bar
-    const heads = one ? [state.head] : set ? numbers(sets[set]) : [];
+    const sets = record.sets[prompt.case], names = Object.keys(sets), set = Object.keys(GROUPS).find((name) => key(name) === state.set);
+    const left = (way, name, control) => pair(prompt[way], 2 * names.indexOf(name) + control);
+    const whole = pair(prompt.whole, 0), [found, random] = [0, 1].map((control) => (set ? left(state.way, set, control) : null));
+    const inSight = Object.keys(WAYS).flatMap((way) => Object.keys(GROUPS).flatMap((name) => [left(way, name, 0), left(way, name, 1)]));
+    const most = Math.max(...[whole, ...inSight].map(([, lead]) => Math.abs(lead))); // the longest bar
+    const heads = set ? numbers(sets[set]) : [];
     const groups = Object.fromEntries(Object.entries(GROUPS).map(([name, kind]) => [kind, numbers(sets[name])]));
-    const many = one ? `head ${named(state.head)}` : set in GROUPS ? `${heads.length} ${CALLED[set]}` : `these ${heads.length} heads`;
-    return { prompt, ours, one, set, way, whole, found, random, most, heads, groups, many, alone: ours && leads(record.single) };
+    return { prompt, ours, set, way: state.way, whole, found, random, most, heads, groups, many: `${heads.length} ${CALLED[set]}` };
   }
 
   const signed = (value) => value.toFixed(1).replace("-", "−");
@@ -70,55 +64,44 @@
 
   Live.figure("lenses", {
     title: "Which heads carry the answer?",
-    first: { prompt: 0, set: NONE, way: "resampled", head: 0 },
+    first: { prompt: 0, set: NONE, way: "resampled" },
     needs: () => ["lenses"],
-    change(state) {
-      const prompt = Number(state.prompt);
-      return { ...state, prompt, head: Number(state.head), set: state.set === key(ONE) && prompt ? NONE : state.set };
-    },
+    change: (state) => ({ ...state, prompt: Number(state.prompt) }),
 
     bet: {
-      asks: "The seven double heads write something else. There are three ways: their output on the rival prompt, their mean over other functions (such as plural), and zero. In how many of the three ways does “standing” then lead?",
-      choices: ["in none", "in one or two", "in all three"],
-      deed: "Now press “double heads”, then all three things that they write instead.",
+      asks: "The seven double heads write something else: first their output on the rival prompt, then their mean over other functions (such as plural). In how many of the two ways does “standing” lead?",
+      choices: ["in none", "in one", "in both"],
+      deed: "Now press “double heads”, then both things that they write instead.",
       answer(s, m, memory) {
         if (!m.ours || m.set !== "match and read") return null;
         memory[m.way] = m.found;
         const ways = Object.keys(WAYS);
         if (ways.some((way) => !memory[way])) return null;
         const lost = ways.filter((way) => memory[way][1] < 0).length;
-        return [lost ? (lost < 3 ? 1 : 2) : 0, `“${m.prompt.answers[1]}” leads in ${["none", "one", "two", "all"][lost]} of the three ways. The lead of “${m.prompt.answers[0]}” is now ${ways.map((way) => `${signed(memory[way][1])} (${WAYS[way]})`).join(", ")}.`];
+        return [lost, `“${m.prompt.answers[1]}” leads in ${["none", "one", "both"][lost]} of the two ways. The lead of “${m.prompt.answers[0]}” is now ${ways.map((way) => `${signed(memory[way][1])} (${WAYS[way]})`).join(", ")}.`];
       },
     },
 
-    fields(state) {
-      const option = (name) => [key(name), CALLED[name]], ours = state.prompt === 0, one = state.set === key(ONE);
-      return [
-        { kind: "radios", name: "set", label: "Take away", options: [[NONE, "no heads"], ...Object.keys(GROUPS).map(option)] },
-        ...(one ? [] : [{ kind: "radios", name: "way", label: "They write instead", options: Object.entries(WAYS) }]),
-        { kind: "radios", more: true, name: "set", label: "Take away twenty heads that a lens marks", options: LENSES.map(option) },
-        { kind: "radios", more: true, name: "set", label: "Take away other heads", options: [...OTHER.map(option), ...(ours ? [[key(ONE), "a single head"]] : [])] },
-        ...(one ? [{ kind: "range", more: true, name: "head", label: "Head", min: 0, max: LAYERS * HEADS - 1, said: named }] : []),
-        { kind: "range", more: true, name: "prompt", label: "Prompt", min: 0, max: MORE, said: (v) => (Number(v) ? `number ${v} of ${MORE} more` : "the chapter's") },
-      ];
-    },
+    fields: () => [
+      { kind: "radios", name: "set", label: "Take away", options: [[NONE, "no heads"], ...Object.keys(GROUPS).map((name) => [key(name), CALLED[name]])] },
+      { kind: "radios", name: "way", label: "They write instead", options: Object.entries(WAYS) },
+      { kind: "range", more: true, name: "prompt", label: "Prompt", min: 0, max: MORE, said: (v) => (Number(v) ? `number ${v} of ${MORE} more` : "the chapter's") },
+    ],
 
     draw(state, [record]) {
       const m = measured(state, record), { prompt, whole, found, random, most, heads } = m, [right, rival] = prompt.answers.map(Live.escaped);
       const row = (name, kind, said) => [name, said ? leader(prompt, said[1]) : "?", bar(kind, said?.[1] ?? 0, most)];
       const rows = [
         row("with all heads", "all", whole),
-        row(found ? `without ${m.many}` : "without a group of heads", GROUPS[m.set] ?? "other", found),
-        ...(found && !random ? [] : [row(m.one ? "without another head" : `without ${found ? `${heads.length} ` : ""}random heads`, "random", random)]),
+        row(found ? `without ${m.many}` : "without a group of heads", GROUPS[m.set] ?? "double", found),
+        row(`without ${found ? `${heads.length} ` : ""}random heads`, "random", random),
       ];
       const view = `<div class="live-row-of"><div>${prompts(m)}</div><div><p class="live-head">${LAYERS * HEADS} heads, in 30 layers (across)</p>${grid(m)}</div></div>${legend()}` +
         `<div class="live-lead"><p class="live-head">How far does ${right} lead ${rival}? (nats)</p><small>← ${rival} leads</small><small>${right} leads →</small></div>`;
       const chance = (name, said) => (said ? `${name} ${said[0].toFixed(2)}` : "");
       const chances = [chance("with all heads", whole), chance(found ? `without ${m.many}` : "", found), chance("without random heads", random)].filter(Boolean).join(", ");
       const away = heads.length ? `Away: ${heads.map(named).join(", ")}. ` : "";
-      const alone = m.alone ? `<p class="live-head">One head at a time</p>${frame(m.alone.map((lead, i) => `<g data-pick='{"set": "${key(ONE)}", "head": ${i}}'><path class="live-a" opacity="${(0.06 + 0.9 * Math.min(1, Math.abs(lead - whole[1]) / 1.5)).toFixed(2)}" d="${squares([i])}"/></g>`).join(""), "All heads, darker where the lead changes more.")}` +
-        `<p class="live-note">Darker: if this head alone writes its mean over other functions, the lead changes more (darkest: by 1.5 nats). Pale heads together can change much. Touch a head to take it away.</p>` : "";
-      const more = `<p class="live-note">Probability of ${right}: ${chances}. ${away}Random heads are one draw from the same layers, or the nearest; they neither match nor read (for the vector: neither match nor write), and the record does not name them. All numbers were computed beforehand: the model does not run in this page.</p>${alone}`;
+      const more = `<p class="live-note">Probability of ${right}: ${chances}. ${away}Random heads are one draw from the same layers, or the nearest; they neither match nor read. All numbers were computed beforehand: the model does not run in this page.</p>`;
       const said = rows.map(([name, value]) => `${name}: ${value}`).join("; ");
       return { numbers: rows, view, more, said: `${found ? `They write instead: ${WAYS[m.way]}. ` : ""}${said}.`, ...m };
     },
@@ -130,8 +113,8 @@
       { text: "Take a group away so that “standing” leads. Then keep the group and change what it writes instead: “stood” leads again.",
         seen: [(s, m, last) => m.ours && m.set && m.found[1] > 0 && last?.state.set === s.set && last.state.way !== s.way && last.drawn.found[1] < 0],
         found: (s, m) => `without ${m.many}, with ${WAYS[m.way]} instead, ${leader(m.prompt, m.found[1])} nats. Whether they carry the answer depends on what they write instead.` },
-      { text: "Is it these heads, or any? Find a group without which the probability of the answer (above) is below 0.1, while random heads leave more than 0.5.",
-        seen: [(s, m) => m.random && m.found[0] < 0.1 && m.random[0] > 0.5],
+      { text: "Is it these heads, or any? On another prompt, find a group without which the probability of the answer (above) is below 0.1, while random heads leave more than 0.5.",
+        seen: [(s, m) => !m.ours && m.random && m.found[0] < 0.1 && m.random[0] > 0.5],
         found: (s, m) => `without ${m.many} the answer has ${m.found[0].toFixed(2)}, without random heads ${m.random[0].toFixed(2)}.` },
     ],
   });
