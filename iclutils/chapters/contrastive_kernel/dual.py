@@ -71,34 +71,21 @@ def explicit_step(
     values: Float[Tensor, "*batch key value"],
     demos: Demos,
     allowed: Allowed | None = None,
-    *,
-    alpha: float = 0.0,
-    beta: float = 0.0,
 ) -> tuple[Float[Tensor, "*batch value"], Float[Tensor, "*batch value"]]:
     """Return answers before and after a gradient step from W_0 by autograd, with W a matrix: what
     ``dual_form`` is checked against.
 
-    Query and keys come as features, ``gram``; ``allowed`` is (…, key). With u_i = W φ(k_i)
-    the loss is (1/D_q) Σ_D [-v_i·u_i + β mean_{j∈D, j≠i} v_j·u_i] + (α/2) |W|².
+    Query and keys come as features, ``gram``; ``allowed`` is (…, key).
     """
     seen = torch.ones_like(keys[..., 0], dtype=torch.bool) if allowed is None else allowed
     chosen = demos & seen
     values = values.to(keys)
     total = ((keys @ query[..., None])[..., 0] * seen).sum(-1)
-    targets = contrast(values, chosen, beta)
-
     start = (values * (seen & ~chosen)[..., None]).mT @ keys / total[..., None, None]
     with torch.enable_grad():
         matrix = start.detach().requires_grad_()  # W_0, (*batch, value, feature)
-        towards = ((keys @ matrix.mT) * targets).sum(-1) * chosen  # v_i·u_i, (*batch, key)
-        loss = -(towards.sum(-1) / total).sum() + alpha / 2 * matrix.square().sum()
+        towards = ((keys @ matrix.mT) * values).sum(-1) * chosen  # v_i·W φ(k_i), (*batch, key)
+        loss = -(towards.sum(-1) / total).sum()
         (slope,) = torch.autograd.grad(loss, matrix)
     before, after = ((w @ query[..., None])[..., 0] for w in (start, start - slope))
     return before, after
-
-
-def contrast(values: Values, demos: Demos, beta: float) -> Float[Tensor, "*batch key value"]:
-    """Return v_i - β mean_{j∈D, j≠i} v_j for demonstrations i; the values of other keys stay."""
-    chosen = demos[..., None].to(values)
-    others = (values * chosen).sum(-2, keepdim=True) - values
-    return values - beta * chosen * others / (chosen.sum(-2, keepdim=True) - 1).clamp(min=1)

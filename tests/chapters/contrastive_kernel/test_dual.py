@@ -57,15 +57,25 @@ def test_start_and_update_add_up_to_attention(seed, batch, keys, dim, causal):
 @settings(max_examples=10)
 @given(seed=seeds, alpha=sampled_from([-0.2, 0.0, 0.3, 1.0]), beta=sampled_from([-0.3, 0.2, 1.0]))
 def test_variants_are_steps_on_the_changed_losses(seed, alpha, beta):
+    """With u_i = W φ(k_i): (1/D_q) Σ_D [-v_i·u_i + β mean_{j∈D, j≠i} v_j·u_i] + (α/2) |W|²."""
     q, k, v, chosen = data(seed)
-    start, update = dual.dual_form(q[None], k, v, chosen)
-    negatives = scaled_dot_product_attention(q[None], k, dual.contrast(v, chosen, beta))
-    for changed, change in (
-        ((1 - alpha) * start + update, {"alpha": alpha}),
-        (negatives, {"beta": beta}),
+    start, update = (part[0] for part in dual.dual_form(q[None], k, v, chosen))
+    phi_q, phi_k = dual.gram(q, k)
+    total, shown = (phi_k @ phi_q).sum(), v[chosen]
+    # of a single demonstration there are no others
+    others = torch.stack([shown[torch.arange(len(shown)) != i].mean(0) for i in range(len(shown))])
+    others = others.nan_to_num()
+    contrast = v.masked_scatter(chosen[:, None], shown - beta * others)
+    negatives = scaled_dot_product_attention(q[None], k, contrast)[0]
+    matrix = (v[~chosen].mT @ phi_k[~chosen] / total).requires_grad_()  # W_0
+    towards = phi_k[chosen] @ matrix.mT  # u_i
+    plain = -(towards * shown).sum() / total
+    for changed, more in (
+        ((1 - alpha) * start + update, alpha / 2 * matrix.square().sum()),
+        (negatives, beta * (towards * others).sum() / total),
     ):
-        _, expected = dual.explicit_step(*dual.gram(q, k), v, chosen, **change)
-        torch.testing.assert_close(changed[0], expected, **CLOSE)
+        (slope,) = torch.autograd.grad(plain + more, matrix, retain_graph=True)
+        torch.testing.assert_close(changed, (matrix - slope) @ phi_q, **CLOSE)
 
 
 @settings(max_examples=20)
