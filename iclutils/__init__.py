@@ -35,11 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["IclError", "Session", "begin"]
 
-_MODULES = {
-    "IclError": "errors",
-    "Session": "session",
-    "begin": "session",
-}
+_MODULES = {"IclError": "errors", "Session": "session", "begin": "session"}
 
 
 @contextmanager

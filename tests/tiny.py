@@ -144,8 +144,7 @@ def byte_level(**special):
     core.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     core.train_from_iterator(
-        LINES,
-        trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet, show_progress=False),
+        LINES, trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet, show_progress=False)
     )
     core.add_special_tokens(["<s>", "</s>"])
     first = [("<s>", core.token_to_id("<s>"))]

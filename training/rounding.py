@@ -38,10 +38,7 @@ def three_bits(matrix: Matrix) -> Matrix:
     return (low + step * ((blocks - low) / step).round()).reshape(matrix.shape)
 
 
-WAYS: dict[str, Callable[[Matrix], Matrix]] = {
-    "around zero": around_zero,
-    "three bits": three_bits,
-}
+WAYS: dict[str, Callable[[Matrix], Matrix]] = {"around zero": around_zero, "three bits": three_bits}
 
 
 def main() -> None:

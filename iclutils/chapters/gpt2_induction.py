@@ -20,14 +20,7 @@ from ..interp.attribution import direct_logits
 from ..interp.clean_corrupt import CleanCorrupt
 from ..interp.graph import model_graph
 from ..interp.head_scores import LABEL, prefix_matching, score_heads, strongest, top_heads
-from ..interp.hooks import (
-    Head,
-    Hook,
-    ablate_sets,
-    at_positions,
-    logits_under,
-    run_with_hooks,
-)
+from ..interp.hooks import Head, Hook, ablate_sets, at_positions, logits_under, run_with_hooks
 from ..interp.patching import key_patterns
 from ..interp.readout import check_prompts, is_answered, with_answers
 from ..models import TransformerBridge, get_act_name
@@ -189,9 +182,7 @@ def shapley_values(
 
 
 def answers_without(
-    model: TransformerBridge,
-    questions: WordPrompts,
-    sets: Sequence[Sequence[Sequence[Head]]],
+    model: TransformerBridge, questions: WordPrompts, sets: Sequence[Sequence[Sequence[Head]]]
 ) -> Bool[Tensor, "set batch"]:
     """Return which words are answered right, whole, without each set of heads, one for all rows or
     one for each, which write their mean (``ablate_sets``)."""

@@ -17,15 +17,7 @@ from torch import Generator, Tensor
 from ..models import TransformerBridge
 from ..progress import bar
 from .clean_corrupt import CleanCorrupt, scored_logits, share
-from .graph import (
-    CHANNELS,
-    Edge,
-    Graph,
-    Node,
-    model_graph,
-    output_hook,
-    shift_inputs,
-)
+from .graph import CHANNELS, Edge, Graph, Node, model_graph, output_hook, shift_inputs
 from .hooks import Hook, activations
 from .invariants import blocks
 

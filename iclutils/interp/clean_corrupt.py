@@ -115,11 +115,7 @@ def share(
 
 
 def copying(
-    model: TransformerBridge,
-    count: int,
-    length: int,
-    generator: Generator,
-    narrow: bool = False,
+    model: TransformerBridge, count: int, length: int, generator: Generator, narrow: bool = False
 ) -> CleanCorrupt:
     """Predict the second copy of ``length`` distinct random tokens (chapter 01's task).
 

@@ -365,9 +365,7 @@ def check_rows(model: TransformerBridge, pattern: Float[Tensor, "*lead src"], wh
 
 
 def check_queries(
-    model: TransformerBridge,
-    queries: Float[Tensor, "*lead head d_head"],
-    what: str = "its parts",
+    model: TransformerBridge, queries: Float[Tensor, "*lead head d_head"], what: str = "its parts"
 ) -> None:
     """Refuse queries that are not one for each head, as where gates stand between them
     (Qwen-3.5)."""

@@ -279,10 +279,7 @@ class CleanRun:
         return self.task.by_entry(logits.unflatten(0, (copies, -1)))
 
     def lost(
-        self,
-        layer: int,
-        groups: Sequence[Sequence[Node]],
-        hooks: Callable[[Copies], list[Hook]],
+        self, layer: int, groups: Sequence[Sequence[Node]], hooks: Callable[[Copies], list[Hook]]
     ) -> Float[Tensor, "patch batch"]:
         """Measure the nats lost when some reader of a layer reads each group of writers from the
         corrupt run; ``hooks`` makes it read a change."""

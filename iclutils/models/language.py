@@ -132,10 +132,7 @@ def load(
     network = checkpoint.fuse_gelu(checkpoint.write_out(network))
     try:
         bridge = TransformerBridge.boot_transformers(
-            str(folder),
-            hf_model=network,
-            tokenizer=_numbers(size, first),
-            device=device,
+            str(folder), hf_model=network, tokenizer=_numbers(size, first), device=device
         )
     except Exception as error:  # it raises many types
         kind = network.config.model_type

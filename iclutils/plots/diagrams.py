@@ -27,9 +27,7 @@ Point = tuple[float, float]
 
 
 def induction_pair(
-    tokens: Sequence[str],
-    previous: Float[Tensor, "dest src"],
-    induction: Float[Tensor, "dest src"],
+    tokens: Sequence[str], previous: Float[Tensor, "dest src"], induction: Float[Tensor, "dest src"]
 ) -> Figure:
     """Draw a previous-token head and an induction head at work (Olsson et al. 2022).
 

@@ -191,8 +191,7 @@ def test_a_file_from_the_hub_that_is_not_the_pinned_one_is_refused(tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    ("vocab", "named", "token"),
-    [(200, 50256, None), (200, 7, 7), (60, None, None)],
+    ("vocab", "named", "token"), [(200, 50256, None), (200, 7, 7), (60, None, None)]
 )
 def test_a_first_token_is_one_that_the_model_has(tmp_path, vocab, named, token):
     """GPT2Config(vocab_size=200) still names 50256."""

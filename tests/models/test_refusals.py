@@ -59,10 +59,7 @@ def save_clipped(folder):
         (lambda: hooks.run_with_hooks(small(), tokens(1, 4), [], [MISSING]), "no blocks.2.hook_ml"),
         (lambda: answers(torch.zeros(1, 4, 5, 2), torch.zeros(1, 4, 5)), "3 dimensions; got 2"),
         (lambda: answers(torch.zeros(1, 4, 6, 3), torch.zeros(1, 4, 6)), "1 to 5 pairs.*got 6"),
-        (
-            lambda: answers(torch.zeros(3, 4, 5, 3), torch.zeros(3, 4, 5)),
-            "1 or all 2 networks",
-        ),
+        (lambda: answers(torch.zeros(3, 4, 5, 3), torch.zeros(3, 4, 5)), "1 or all 2 networks"),
         (lambda: answers(torch.zeros(1, 4, 5, 3), torch.zeros(1, 4, 5) / 0), "NaN or infinite"),
     ],
 )
@@ -86,11 +83,7 @@ TOKENS = torch.randint(1, 59, (2, 11), generator=seeded(0))
         ("BLOOM", lambda m: weights.qk_matching(m, (0, 0), (1, 0)), "^QK matching .* rotary"),
         ("BLOOM", lambda m: kv_cache.keys_values(m, TOKENS), "A cut memory .* no explicit posi"),
         ("BLOOM", lambda m: weights.qk_matching(m, (0, 0), (2, 0)), "There is no head 2.0"),
-        (
-            LATENT,
-            lambda m: weights.qk_matching(m, (0, 0), (1, 0)),
-            "not one for each of its 4",
-        ),
+        (LATENT, lambda m: weights.qk_matching(m, (0, 0), (1, 0)), "not one for each of its 4"),
         (LATENT, lambda m: weights.composition_scores(m, "V"), "not one for each of its 4"),
         ("GPT-J", lambda m: at_query.read(m, TOKENS), "editing the attention"),
         ("GPT-J", lambda m: hooks.cut_attention(m, {}), "only after using it"),

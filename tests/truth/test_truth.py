@@ -252,11 +252,7 @@ def chapter_05(net, given):
     hooks = ablation.replace_part(query, shown, "update", mean)
     found["mean update"] = ablation.predict(query, answer, hooks=hooks)
     one = ablation.ablations(query, shown, answer, heads=[(layer, h)], ways=["no update"])
-    said = (
-        "log p without updates",
-        "log p without starts",
-        "log p with the mean update",
-    )
+    said = ("log p without updates", "log p without starts", "log p with the mean update")
     return {
         "log p": found["whole"].log_prob,
         "what 18.6 learns, to the logit": parts.update[:, layer, h],

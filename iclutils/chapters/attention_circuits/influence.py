@@ -86,11 +86,7 @@ def replacements(
 
 
 def _logits(
-    model: TransformerBridge,
-    fed: Tensor,
-    at: Tensor,
-    start: int = 0,
-    past: Sequence[States] = (),
+    model: TransformerBridge, fed: Tensor, at: Tensor, start: int = 0, past: Sequence[States] = ()
 ) -> Float[Tensor, "row entry vocab"]:
     """Return logits at ``at``, from ``start`` on, when ``fed`` is read there after ``past``."""
     at = (at - start).clamp_min(0)

@@ -89,9 +89,7 @@ class Fit(NamedTuple):
 
 
 def implicit_weights(
-    predictor: Predictor,
-    contexts: Contexts,
-    queries: Float[Tensor, "batch query d"],
+    predictor: Predictor, contexts: Contexts, queries: Float[Tensor, "batch query d"]
 ) -> Fit:
     """Return the implicit linear weights of a predictor after each context ({cite}`akyurek2023`):
     every query in turn is the x that follows its pairs."""

@@ -11,11 +11,7 @@ from iclutils.interp import clean_corrupt
 from iclutils.interp.graph import Node, all_heads, head
 from iclutils.models import load
 
-PLACES = [
-    ((0, 0), (1, 1), 2),
-    ((0, 1), (2, 0), 3),
-    ((1, 0), (2, 1), 3),
-]
+PLACES = [((0, 0), (1, 1), 2), ((0, 1), (2, 0), 3), ((1, 0), (2, 1), 3)]
 LENGTH = 11
 
 

@@ -16,12 +16,7 @@ from iclutils.chapters.gradient_step.descent import best_step, descend, predicto
 from iclutils.tasks.regression import Contexts, Task, sample
 
 seeds = st.integers(0, 10_000)
-shapes = given(
-    seed=seeds,
-    dim=st.integers(1, 6),
-    pairs=st.integers(1, 9),
-    steps=st.integers(0, 5),
-)
+shapes = given(seed=seeds, dim=st.integers(1, 6), pairs=st.integers(1, 9), steps=st.integers(0, 5))
 
 
 def contexts(count):
