@@ -184,11 +184,11 @@ def test_homework_takes_what_coursework_says():
         hours, half = re.search(r"take about (\w+) hours( and a half)?", text).groups()
         minutes = re.findall(r"^\*\d points · (?!graded).* · (\d+) minutes\*", text, re.M)
         assert round(sum(map(int, minutes)) / 30) / 2 == WORDS[hours] + bool(half) / 2
+        assert len(minutes) == WORDS[count.lower()]
         said = (
-            f"{WORDS[count.lower()]}",
+            ", ".join(minutes),
             f"{WORDS[hours]}" + " ½" * bool(half),
             f"{int(points) + 4}",
-            ", ".join(minutes),
         )
         assert (row[0], *row[2:]) == (f"`{path.stem[:4]}`", *said)
 
