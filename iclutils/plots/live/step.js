@@ -34,6 +34,19 @@
   const rounded = (rate) => (Math.abs(rate) < 0.005 ? 0 : rate).toFixed(2); // and no −0.00
   const left = 46, width = 330, top = 8, height = 210, ceiling = 0.5;
   const x = (rate) => left + (rate / MOST) * width, y = (loss) => top + (1 - loss / ceiling) * height;
+
+  // The task, for one number in x: pairs on a line, the query, and the line that a step of a rate
+  // reaches from 0, on average: its slope is that of the pairs times rate * SQUARE
+  function task(rate) {
+    const across = (v) => 211 + 300 * v, up = (v) => 58 - 90 * v, ask = 0.38, slope = rate * SQUARE;
+    const line = (k, kind) => `<path class="${kind}" d="M${across(-0.5)} ${up(-0.5 * k)}L${across(0.5)} ${up(0.5 * k)}"/>`;
+    const pairs = [-0.46, -0.37, -0.27, -0.2, -0.09, 0.04, 0.12, 0.19, 0.27, 0.46]
+      .map((v) => `<circle class="live-grey" cx="${across(v)}" cy="${up(v)}" r="3.5"/>`).join("");
+    return `<svg class="live-wide" viewBox="0 0 390 116" role="img" aria-label="Ten points on a rising line, the place of the query, and the line of a step, with ${slope.toFixed(2)} of its slope.">` +
+      `${line(0, "live-axis")}${line(1, "live-axis")}${line(slope, "live-line live-b")}${pairs}` +
+      `<path class="live-axis" stroke-dasharray="3 3" d="M${across(ask)} ${up(ask)}V${up(0)}"/><rect class="live-b" x="${across(ask) - 5}" y="${(up(slope * ask) - 5).toFixed(1)}" width="10" height="10"/>` +
+      `<text x="61" y="32">ten pairs (x, y)</text><text x="${across(ask)}" y="${up(0) + 16}" text-anchor="middle">x without y</text></svg>`;
+  }
   Live.figure("step", {
     title: "The loss of a step over its rate, and a layer in training",
     beside: true,
@@ -59,7 +72,9 @@
         [0, 0.1, 0.2, 0.3, 0.4, 0.5].map((v) => `<text x="${left - 6}" y="${y(v) + 4}" text-anchor="end">${v.toFixed(1)}</text>`).join("");
       const moved = Number(state.rate) > 0, same = lossOf(layer.rate); // of a step with the layer's rate
       const said = `The layer after ${nets[state.at].step} training steps acts like rate ${rounded(layer.rate)} and has loss ${layer.loss.toFixed(3)}; a step of that rate has ${same.toFixed(3)}.${moved ? ` Your step at rate ${Number(state.rate).toFixed(1)} has loss ${mine.toFixed(3)}.` : ""}`;
-      const view = `<svg class="live-wide" viewBox="0 0 390 ${top + height + 40}" role="img" aria-label="${said}">` +
+      const view = `<p class="live-head">The task: which y belongs to the last x?</p>${task(layer.rate)}` +
+        `<p class="live-note">Drawn for one number in x; the layer's x has ten. Dashed: the line that a step of the layer's rate reaches, on average over prompts. Square: its answer.</p>` +
+        `<p class="live-head">How wrong is a step, and how wrong is the layer?</p><svg class="live-wide" viewBox="0 0 390 ${top + height + 40}" role="img" aria-label="${said}">` +
         `<path class="live-axis" d="M${left} ${top}v${height}h${width}"/>${ticks}<text x="${left + width / 2}" y="${top + height + 36}" text-anchor="middle">length of the step (its rate)</text><text x="${left + 6}" y="${top + 12}">how wrong (loss)</text>` +
         `<path class="live-line live-a" d="${curve}"/>${trail}` +
         `${moved ? `<circle class="live-a" cx="${x(state.rate)}" cy="${y(mine)}" r="7"/>` : ""}<rect class="live-b" x="${(x(layer.rate) - 6).toFixed(1)}" y="${(y(layer.loss) - 6).toFixed(1)}" width="12" height="12"/></svg>` +
