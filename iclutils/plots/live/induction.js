@@ -190,7 +190,7 @@
         return [
           { kind: "checks", name: "off", label: "Switch heads off (layer.head)", class: "live-heads", options: heads.map((h) => [h, h]) },
           { kind: "select", name: "head", label: "Head to look at", options: heads.map((h) => [h, `head ${h}`]) },
-          ...(state.model === "induction-3" ? [{ kind: "range", name: "step", label: "How long it has trained", min: 0, max: 4, said: (i) => `${CHECKPOINTS[i]} training steps` }] : []),
+          ...(state.model === "induction-3" ? [{ kind: "range", name: "step", label: "How long it has trained", min: 0, max: 4, said: (i) => `${CHECKPOINTS[i]} training steps (saved: ${CHECKPOINTS.join(", ")})` }] : []),
           { kind: "text", more: true, name: "text", label: `Letters, up to ${2 * MOST} (a to z, A to Z)` },
           { kind: "actions", more: true, options: [
             ["Repeat it", (s) => ({ ...s, text: copied(readable(s.text).slice(0, MOST).join("")) })],
