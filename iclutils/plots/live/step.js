@@ -32,7 +32,7 @@
   }
 
   const rounded = (rate) => (Math.abs(rate) < 0.005 ? 0 : rate).toFixed(2); // and no −0.00
-  const left = 46, width = 330, top = 8, height = 210, ceiling = 0.5;
+  const left = 46, width = 330, top = 8, height = 160, ceiling = 0.5;
   const x = (rate) => left + (rate / MOST) * width, y = (loss) => top + (1 - loss / ceiling) * height;
 
   // The task, for one number in x: pairs on a line, the query, and the line that a step of a rate
@@ -73,7 +73,7 @@
       const moved = Number(state.rate) > 0, same = lossOf(layer.rate); // of a step with the layer's rate
       const said = `The layer after ${nets[state.at].step} training steps acts like rate ${rounded(layer.rate)} and has loss ${layer.loss.toFixed(3)}; a step of that rate has ${same.toFixed(3)}.${moved ? ` Your step at rate ${Number(state.rate).toFixed(1)} has loss ${mine.toFixed(3)}.` : ""}`;
       const view = `<p class="live-head">The task: which y belongs to the last x?</p>${task(layer.rate)}` +
-        `<p class="live-note">Drawn for one number in x; the layer's x has ten. Dashed: the line that a step of the layer's rate reaches, on average over prompts. Square: its answer.</p>` +
+        `<p class="live-note">Dashed: the line that a step of the layer's rate reaches, on average over prompts; square: its answer. (Drawn for one number in x; the layer's x has ten.)</p>` +
         `<p class="live-head">How wrong is a step, and how wrong is the layer?</p><svg class="live-wide" viewBox="0 0 390 ${top + height + 40}" role="img" aria-label="${said}">` +
         `<path class="live-axis" d="M${left} ${top}v${height}h${width}"/>${ticks}<text x="${left + width / 2}" y="${top + height + 36}" text-anchor="middle">length of the step (its rate)</text><text x="${left + 6}" y="${top + 12}">how wrong (loss)</text>` +
         `<path class="live-line live-a" d="${curve}"/>${trail}` +
