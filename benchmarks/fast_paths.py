@@ -4,7 +4,7 @@ Both ways run in one process on the same inputs, in turns. If their results diff
 stops. A ratio is that of processor seconds, so that a busy machine does not matter.
 
     python benchmarks/fast_paths.py            # some minutes on one core
-    python benchmarks/fast_paths.py prefixes dual
+    python benchmarks/fast_paths.py prefixes heads
 """
 
 import statistics
@@ -18,7 +18,6 @@ from sklearn.linear_model import Ridge
 from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from iclutils.chapters.contrastive_kernel.dual import dual_form
 from iclutils.chapters.label_anchors.saliency import saliency
 from iclutils.chapters.ridge_ols.algorithms import ridge
 from iclutils.interp import patching, removal
@@ -153,27 +152,9 @@ def label_words():
     compare("saliency of label words", lambda: saliency(model, prompts), placeholder, 1e-3)
 
 
-def dual():
-    """Time dual models of all heads and queries, and the formula for one of them at a time."""
-    draw = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(12, 256, 64, generator=draw, dtype=torch.float64) for _ in range(3))
-    shown, lower = torch.arange(256) < 192, torch.ones(256, 256, dtype=torch.bool).tril()
-
-    def loop():
-        update = torch.zeros_like(v)
-        for head in range(12):
-            for place in range(256):
-                kernel = (k[head, : place + 1] @ q[head, place] / 8).exp()
-                mine = shown[: place + 1]
-                update[head, place] = kernel[mine] @ v[head, : place + 1][mine] / kernel.sum()
-        return update
-
-    compare("dual models of a layer", lambda: dual_form(q, k, v, shown, lower)[1], loop, 1e-8)
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    known = {each.__name__: each for each in (prefixes, heads, sets_of_heads, label_words, dual)}
+    known = {each.__name__: each for each in (prefixes, heads, sets_of_heads, label_words)}
     if unknown := [name for name in sys.argv[1:] if name not in known]:
         sys.exit(f"{__doc__}\nThere is no benchmark {unknown[0]!r}, only {', '.join(known)}.")
     for name in sys.argv[1:] or known:

@@ -41,17 +41,15 @@ def room_of(first, *rest):
 
 
 def imported(path):
-    """The rooms that a module imports from, wherever in it."""
+    """The dotted names that a module imports, wherever in it."""
     package = path.relative_to(ROOT).parent.parts
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        names = []
         if isinstance(node, ast.Import):
-            names = [tuple(alias.name.split(".")) for alias in node.names]
+            yield from (tuple(alias.name.split(".")) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             start = package[: len(package) - node.level + 1] if node.level else ()
             start += tuple((node.module or "").split(".")) if node.module else ()
-            names = [(*start, alias.name) for alias in node.names]
-        yield from (room_of(*name) for name in names)
+            yield from ((*start, alias.name) for alias in node.names)
 
 
 def test_the_picture_of_the_rooms_is_that_of_their_imports():
@@ -59,26 +57,18 @@ def test_the_picture_of_the_rooms_is_that_of_their_imports():
     parts = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
     assert parts - {"__init__", "__pycache__", "py"} == FLOORS.keys() - BESIDE
     for room, floor in FLOORS.items():
-        used = {other for path in modules(room) for other in imported(path)} & FLOORS.keys()
-        used -= {room}
+        used = {room_of(*name) for path in modules(room) for name in imported(path)}
+        used = (used & FLOORS.keys()) - {room}
         assert floor == 1 + max(map(FLOORS.get, used), default=0), f"{room} uses {sorted(used)}"
         assert room not in SCIENCE or used <= SCIENCE | COMMON
         assert room not in JUDGING or used <= JUDGING | COMMON
         assert room != "plots" or used <= COMMON
 
 
-def top_level(path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.split(".")[0]
-
-
 def test_the_package_knows_no_builder_grader_or_browser_and_one_part_transformer_lens():
     machinery = "book grading otter sphinx myst_nb jupyter_book nbclient nbformat playwright bs4"
     for path in PACKAGE.rglob("*.py"):
-        part, libraries = path.relative_to(PACKAGE).parts[0], set(top_level(path))
+        part, libraries = path.relative_to(PACKAGE).parts[0], {name[0] for name in imported(path)}
         assert not libraries & set(machinery.split()), path
         assert part == "models" or "transformer_lens" not in libraries, path
 

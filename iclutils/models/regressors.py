@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -50,7 +49,7 @@ class Shape:
 class InContextRegressors(Ensemble):
     """Networks of one shape, drawn from ``seeds``, side by side: weights (ensemble, in, out)."""
 
-    shape_type, kind = Shape, "in-context regressors"
+    shape_type, kind, precision = Shape, "in-context regressors", torch.float16
 
     def __init__(self, shape: Shape, seeds: Sequence[int]) -> None:
         super().__init__(shape, seeds)
@@ -116,10 +115,6 @@ class InContextRegressors(Ensemble):
             hidden = functional.gelu(hidden, approximate="tanh")
             stream.append(x + _linear(hidden, block["down"]))
         return stream
-
-    def save(self, folder: Path, dtype: torch.dtype = torch.float16) -> None:
-        """Write ``config.json`` and the weights, in half precision unless told otherwise."""
-        super().save(folder, dtype)
 
     def _attention(self, x: Tensor, block: Any) -> Tensor:
         qkv = _linear(x, block["qkv"]).flatten(0, 1).unflatten(-1, (3, self.shape.heads, -1))

@@ -24,6 +24,7 @@ class Ensemble(nn.Module):
 
     shape_type: ClassVar[type]
     kind: ClassVar[str]  # what files of such networks are called
+    precision: ClassVar[torch.dtype] = torch.float32  # of weights in files
     tasks: list[dict[str, Any]]  # what each network was trained on, if it was
 
     def __init__(self, shape: Any, seeds: Sequence[int]) -> None:
@@ -46,9 +47,10 @@ class Ensemble(nn.Module):
             ) from error
         return networks.eval().requires_grad_(False)
 
-    def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-        """Write ``config.json`` and the weights."""
-        weights = {n: p.detach().to(dtype).contiguous() for n, p in self.named_parameters()}
+    def save(self, folder: Path) -> None:
+        """Write ``config.json`` and the weights, in ``precision``."""
+        named = self.named_parameters()
+        weights = {n: p.detach().to(self.precision).contiguous() for n, p in named}
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         config = {"shape": asdict(self.shape), "seeds": self.seeds, "tasks": self.tasks}
         write_json(folder / "config.json", {"model_type": self.kind} | config)
