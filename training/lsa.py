@@ -14,14 +14,12 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Generator, Tensor, nn
-from torch.nn import functional
 from torch.optim import Optimizer
 
 from iclutils.chapters.gradient_step import descent
 from iclutils.chapters.gradient_step.alignment import alignment, half_mse, responses
-from iclutils.models.lsa import Inputs, Labels, LinearSelfAttention, Shape, as_tokens, load
+from iclutils.models.lsa import LinearSelfAttention, Shape, load
 from iclutils.tasks import generator
 from iclutils.tasks.functions import LINKS, Problem, Waves
 from iclutils.tasks.regression import Contexts, Task
@@ -71,45 +69,6 @@ class LsaRecipe(EnsembleRecipe):
         return {f"loss_{i}": value for i, value in enumerate(losses.tolist())}
 
 
-class PaperRecipe(LsaRecipe):
-    """Networks of the paper's size, whose batches are answered in the faster order of products."""
-
-    def loss(self, network: nn.Module, step: int) -> Tensor:
-        """Return what every recipe here minimises."""
-        xs, ys = self.batch_of(step)
-        return half_mse(answers_by_moments(network, xs, ys), ys).sum()  # type: ignore[arg-type]
-
-
-def answers_by_moments(
-    network: LinearSelfAttention, xs: Inputs, ys: Labels
-) -> Float[Tensor, "networks batch"]:
-    """Return ``network(xs, ys)`` of linear layers with one head, in a fifth to 3/5 of the time.
-
-    A layer adds x A S B to every token x: A = QKᵀ, B = VO, and S = Σ eᵀe over the pairs of the
-    context. Of the last layer the query alone is needed. Zeros fill the width up to a multiple of
-    four, which many small products are faster with. xs and ys have an ensemble axis.
-    """
-    shape, tokens = network.shape, as_tokens(xs, ys)
-    width, zeros = tokens.shape[-1], -tokens.shape[-1] % 4
-    tokens = functional.pad(tokens, (0, zeros))
-    pairs, query = tokens[..., :-1, :], tokens[..., -1:, :]
-
-    def times(x: Tensor, matrix: Tensor) -> Tensor:
-        return (x.flatten(1, 2) @ matrix).view(x.shape)
-
-    for number in range(shape.layers):
-        layer = network.layer(number)
-        products = layer.query @ layer.key.mT, layer.value @ layer.out
-        read, write = (functional.pad(x[:, 0], (0, zeros, 0, zeros)) for x in products)
-        moments = pairs.mT @ pairs
-        needed = (query, pairs) if number + 1 < shape.layers else (query,)
-        moved = [x + times(times(x, read) @ moments, write) for x in needed]
-        if shape.clip:
-            moved = [functional.hardtanh(x, -shape.clip, shape.clip) for x in moved]
-        query, pairs = moved[0], moved[-1]
-    return -query[..., 0, width - 1]
-
-
 def distances(folder: Path, steps: Sequence[int]) -> Rows:
     """Measure networks of K layers along training: loss, and ``alignment`` with K tuned steps.
 
@@ -140,8 +99,7 @@ def distances(folder: Path, steps: Sequence[int]) -> Rows:
 
 def recipe(name: str, device: str = "cpu") -> LsaRecipe:
     """Make the recipe of a name in ``SHIPPED``."""
-    kind = PaperRecipe if "-paper-" in name else LsaRecipe
-    return kind.of(name, device, **SHIPPED[name])
+    return LsaRecipe.of(name, device, **SHIPPED[name])
 
 
 def _mini(

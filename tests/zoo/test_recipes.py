@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -111,18 +110,6 @@ def test_the_loss_of_a_network_that_says_0_is_the_square_of_what_is_asked(make, 
         expected += half * np.mean(ys.double().numpy() ** 2)
     assert plan.loss(network, 7).item() == pytest.approx(expected, rel=1e-5)
     assert plan.loss(network, 8).item() != pytest.approx(expected, rel=1e-3)
-
-
-@pytest.mark.parametrize("name", ["lsa-paper-1", "lsa-paper-5", "lsa-paper-2-shared"])
-def test_paper_networks_answer_by_moments_as_they_do_by_attention(name):
-    plan = replace(recipes.recipe(name), batch=50, scale=1.0)
-    network, (xs, ys) = plan.network().double(), plan.batch_of(1)
-    xs, ys = xs.double(), 9 * ys.double()  # some are clipped
-    answers = network(xs, ys), lsa.answers_by_moments(network, xs, ys)
-    torch.testing.assert_close(*answers)
-    gradients = [torch.autograd.grad(a.square().sum(), [*network.parameters()]) for a in answers]
-    torch.testing.assert_close(*gradients)
-    plan.loss(plan.network(), 1).backward()
 
 
 def test_the_stored_distances_are_those_to_numpys_least_squares():
