@@ -308,16 +308,12 @@ def replacements(
 def activations(
     model: TransformerBridge, tokens: Tokens, names: Collection[str]
 ) -> dict[str, Tensor]:
-    """Read the named activations of blocks in a run that goes no further than they are, unembeds
-    one place at most, and in which equal rows are one. With logits: ``run_with_hooks``."""
+    """Read the named activations of blocks in a run that goes no further than they are and unembeds
+    one place at most. With logits: ``run_with_hooks``."""
     if not names:
         return {}
     stop = _layers(names)[1] + 1
-    rows, which = tokens.unique(dim=0, return_inverse=True)
-    rows = tokens if len(rows) == len(tokens) else rows
-    first = at_positions(torch.zeros_like(rows[:, :1]))
-    seen = run_with_hooks(model, rows, [first], names, stop)[1]
+    first = at_positions(torch.zeros_like(tokens[:, :1]))
+    seen = run_with_hooks(model, tokens, [first], names, stop)[1]
     check_parts(model, names, seen)
-    if rows is tokens:
-        return seen
-    return {name: value[which] for name, value in seen.items()}
+    return seen

@@ -14,16 +14,14 @@ def under(model, x, hooks):
     return run_with_hooks(model, x, hooks)[0]
 
 
-@pytest.mark.parametrize("rows", [[0, 1, 2], [0, 2, 0]])  # equal rows are read once
 @pytest.mark.parametrize("kind", ["gpt2", "gptj", "qwen3"])
-def test_lists_of_hooks_that_share_lower_layers_give_what_each_gives_alone(kind, rows, tmp_path):
+def test_lists_of_hooks_that_share_lower_layers_give_what_each_gives_alone(kind, tmp_path):
     ARCHITECTURES[kind](tmp_path)
-    model, x = models.load(tmp_path), tokens(3, 10)[rows]
-    gap = 0.0 if len({*rows}) == 3 else 1e-5
+    model, x = models.load(tmp_path), tokens(3, 10)
     at, sets = torch.tensor([[2, 9]] * 3), [[(1, 2)], [], [[]], [(0, 0), (1, 1)], [(1, 1)]]
     hooks = ablate_sets(model, x, sets, "mean", x)
     for each, logits in zip(hooks, logits_under(model, x, hooks, at), strict=True):
-        torch.testing.assert_close(logits, under(model, x, each)[:, [2, 9]], atol=gap, rtol=gap)
+        torch.testing.assert_close(logits, under(model, x, each)[:, [2, 9]], atol=0.0, rtol=0.0)
     assert not any("forward" in vars(block) for block in model.blocks)
 
 
