@@ -59,6 +59,14 @@ llama, qwen2 = _small("llama"), _small("qwen2")  # heads share keys and values; 
 wired = _small("wired")  # 0.0 writes the previous token, 1.0 is an induction head; others idle
 
 
+@pytest.fixture(scope="session", params=["GPT-2", "Llama, grouped"])  # no test changes one
+def case(request, tmp_path_factory):
+    """A small random network as the package has it, and by transformers alone."""
+    from tools.architectures import Case  # it imports the hub's client
+
+    return Case.of(request.param, tmp_path_factory.mktemp("case"))
+
+
 @pytest.fixture(scope="module", params=["gpt2", "smollm2"])
 def tokenizer(request):
     """Of GPT-2, then of SmolLM2."""

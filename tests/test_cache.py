@@ -4,6 +4,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from random_layers import seeded
 
 from iclutils import IclError, cache, models
 from iclutils.models import get_act_name
@@ -24,10 +25,6 @@ def draw(generator, size=2):
 def _folder(tmp_path, monkeypatch):
     monkeypatch.setenv("ICLUTILS_CACHE", str(tmp_path))
     COUNT.calls = 0
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def test_a_second_call_reads_and_leaves_the_generator_as_the_first_did(capsys):

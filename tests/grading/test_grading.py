@@ -459,7 +459,6 @@ HOSTILE = {
         "    inner[:] = set(inner) - {'proc', 'sys', 'usr', 'lib', 'bin', 'site-packages', 'zoo'}\n"
         "    read(*(f'{top}/{n}' for n in names if n.endswith(('py', '.ipynb', '.pack', 'zip'))))"),
     "hunts a path": "read(SECRET, '/proc/self/root' + SECRET, '/proc/1/root' + SECRET)",
-    "hunts by a shell": "said = !cat $SECRET\ntake(str(said))\n!kill -9 -1",
     "hunts in git": ("said = !git -C $ROOT show HEAD:notebooks/assignments/answers/hw05.py\n"
                      "take(str(said))"),
     "hunts in proc": (
@@ -476,13 +475,7 @@ HOSTILE = {
     "kills all": "import ctypes\nctypes.CDLL(None).kill(-1, 9)\n!kill -9 -1 1 0",
     "a segmentation fault": "import ctypes\nctypes.string_at(0)",
     "a bomb": "while True:\n    os.fork()",
-    "children that stay": ("import time\nfor _ in range(40):\n    if os.fork() == 0:\n"
-                           "        time.sleep(99)"),
-    "memory of children": ("import time\nfor _ in range(4):\n    if os.fork() == 0:\n"
-                           "        kept = bytes(10**9)\n        kept = kept[1:] + b'x'\n"
-                           "        time.sleep(99)\ntime.sleep(99)"),
     "fills the disk": "for i in range(900):\n    open(f'{i}', 'wb').write(bytes(10**6))",
-    "floods its output": "for _ in range(600):\n    os.write(1, bytes(10**6))",
     "writes elsewhere": (
         "!echo evil > $OTHER\nos.system('echo evil > ' + OTHER)\nopen(OTHER, 'w').write('x')"),
     "writes later": ("import subprocess\nlater = 'sleep 3; echo evil > ' + OTHER\n"

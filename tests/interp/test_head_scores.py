@@ -58,24 +58,6 @@ def test_olssons_evaluator_sums_over_all_earlier_followers():
     torch.testing.assert_close(got, total / queries)
 
 
-def test_a_whole_layer_is_compared_with_all_other_whole_layers(gpt2):
-    width, layers = gpt2.cfg.n_heads, gpt2.cfg.n_layers
-    whole = [[(layer, head) for head in range(width)] for layer in range(layers)]
-    assert head_scores.controls(gpt2, whole[0], 9, seeded(0)) == whole[1:]
-
-
-def test_controls_stand_in_the_same_layers():
-    heads = [(1, 0), (1, 2), (3, 1), (4, 0), (4, 1), (4, 2)]
-    sets = head_scores.same_layers(heads, 4, 6, seeded(0))
-    assert len(sets) == 6
-    for drawn in sets:
-        assert not set(drawn) & set(heads)
-        layers = [layer for layer, _ in drawn]
-        assert (layers.count(1), layers.count(3), layers.count(4)) == (2, 1, 1)  # one left in 4
-        assert len(set(drawn)) == len(drawn)
-    assert len({tuple(sorted(drawn)) for drawn in sets}) > 1
-
-
 SOME = st.sets(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=9)
 
 
@@ -100,14 +82,17 @@ def test_controls_hold_no_head_of_any_list_and_stand_as_near_as_they_can(heads, 
 
 def test_what_a_layer_lacks_comes_from_the_nearest():
     heads, lists = [(2, 0), (2, 1), (2, 2)], [(1, 0), (1, 1), (1, 2), (3, 0), (3, 1), (3, 2)]
-    for drawn in head_scores.same_layers(heads, 3, 9, seeded(0), outside=lists, layers=6):
+    sets = head_scores.same_layers(heads, 3, 9, seeded(0), outside=lists, layers=6)
+    assert len({tuple(drawn) for drawn in sets}) > 1
+    for drawn in sets:
         assert sorted(layer for layer, _ in drawn) in ([0, 0, 0], [0, 0, 4], [0, 4, 4], [4, 4, 4])
         assert head_scores.from_other_layers(heads, [drawn, heads]) == 1.5
 
 
-def test_whole_layers_that_hold_a_head_of_another_list_are_no_control(gpt2):
+def test_a_whole_layer_is_compared_with_others_that_hold_no_head_of_another_list(gpt2):
     width, layers = gpt2.cfg.n_heads, gpt2.cfg.n_layers
     whole = [[(layer, head) for head in range(width)] for layer in range(layers)]
+    assert head_scores.controls(gpt2, whole[0], 9, seeded(0)) == whole[1:]
     assert head_scores.controls(gpt2, whole[0], 9, seeded(0), [(1, 0)]) == whole[2:]
     for drawn in head_scores.controls(gpt2, [(0, 0)], 9, seeded(0), [(0, 1)]):
         assert drawn[0] not in {(0, 0), (0, 1)}

@@ -12,15 +12,9 @@ from random_layers import seeded
 from iclutils.errors import IclError
 from iclutils.interp import removal
 from iclutils.interp.clean_corrupt import CleanCorrupt
-from tools.architectures import Case
 
 HEADS = [(0, 1), (1, 0), (1, 3)]
 close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-4)
-
-
-@pytest.fixture(scope="module", params=["GPT-2", "Llama, grouped"])
-def case(request, tmp_path_factory):
-    return Case.of(request.param, tmp_path_factory.mktemp("case"))
 
 
 def task(seed=0, rows=4):

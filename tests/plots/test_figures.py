@@ -1,4 +1,4 @@
-"""Figures: ink can be read on white, and maps of heads share one colour bar."""
+"""Figures and diagrams: ink can be read on white, maps share one colour bar, a sum adds up."""
 
 import matplotlib as mpl
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 import torch
 from matplotlib.colors import to_rgb
 
-from iclutils.plots import figures
+from iclutils.plots import diagrams, figures
 
 mpl.use("Agg")
 pytestmark = pytest.mark.usefixtures("closed")
@@ -37,3 +37,17 @@ def test_maps_of_heads_have_one_colour_bar_from_0_to_1():
     figure = figures.head_maps({f"score {i}": torch.rand(2, 3) for i in range(5)})
     (bar,) = (ax for ax in figure.axes if ax.axison and not ax.get_title())
     assert bar.get_ylim() == (0, 1)
+
+
+def said(figure):
+    return " ".join(text.get_text().replace("\n", " ") for text in figure.findobj(mpl.text.Text))
+
+
+def test_a_step_and_its_sum_agree():
+    x, y = torch.tensor([1.0, -2.0, 0.5]), torch.tensor([2.0, -1.0, 4.0])
+    data, shares = diagrams.descent_step(x, y, 1.5, 0.1).axes
+    widths = [bar.get_width() for bar in shares.patches]
+    assert widths[-1] == pytest.approx(sum(widths[:-1]))
+    weight = 0.1 * (1 * 2 + 2 * 1 + 0.5 * 4)
+    assert widths[-1] == pytest.approx(weight * 1.5)
+    assert f"w = {weight:.2f}" in said(data.figure)

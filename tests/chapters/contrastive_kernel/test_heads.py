@@ -14,16 +14,10 @@ from iclutils.chapters.contrastive_kernel.heads import (
     explicit_head_step,
 )
 from iclutils.interp.at_query import read, read_heads
-from tools.architectures import Case
 
 X, SINGLE = tokens(3, 12), 2e-5  # the model computes in float32
 MASK = torch.rand(3, 12, generator=torch.Generator().manual_seed(0)) < 0.6  # demonstrations
 MASK[:, 1], MASK[:, -2:] = True, False
-
-
-@pytest.fixture(scope="module", params=["GPT-2", "Llama, grouped"])
-def case(request, tmp_path_factory):
-    return Case.of(request.param, tmp_path_factory.mktemp("case"))
 
 
 def close(found, expected, gap=SINGLE):
