@@ -16,8 +16,6 @@ The names below are imported when they are first used, so that an import takes m
 import gc
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -38,25 +36,17 @@ __all__ = ["IclError", "Session", "begin"]
 _MODULES = {"IclError": "errors", "Session": "session", "begin": "session"}
 
 
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Let Python's collector of garbage rest while objects are made that stay: to look through them
-    again and again takes a fifth of the time of an import or of a model's load."""
+def import_lasting(module: str) -> ModuleType:
+    """Import a module while Python's collector of garbage rests, which then never looks at what is
+    imported: to look through it again and again takes a fifth of the time of an import."""
     was_on = gc.isenabled()
     gc.disable()
     try:
-        yield
+        return import_module(module)
     finally:
+        gc.freeze()
         if was_on:
             gc.enable()
-
-
-def import_lasting(module: str) -> ModuleType:
-    """Import a module while the collector rests, which then never looks at what is imported."""
-    with without_collector():
-        imported = import_module(module)
-        gc.freeze()
-    return imported
 
 
 def __getattr__(name: str) -> Any:

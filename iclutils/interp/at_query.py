@@ -112,6 +112,7 @@ def read(model: TransformerBridge, tokens: Tokens, at: Place = None) -> AtQuery:
         raise IclError(f"Need one query position per prompt, in 0..{size - 1}.")
     ends = ("q", "attn_scores", "pattern", "z", "resid_post", "attn_out", "mlp_out")
     names = {get_act_name(end, layer) for layer in layers for end in ends}
+    names |= {f"ln_final.hook_{part}" for part in ("scale", "normalized")}
     names |= {get_act_name("resid_pre", 0)} | angle_names(model.cfg.n_layers)
     names &= set(model.hook_dict)
     found: dict[str, Tensor] = {}

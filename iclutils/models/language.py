@@ -38,7 +38,7 @@ from transformers import (
     logging,
 )
 
-from .. import without_collector, zoo
+from .. import zoo
 from ..errors import IclError, unknown
 from ..files import check_sums, read_json, sha256
 from ..zoo import smollm2
@@ -70,7 +70,6 @@ HUB = {name: HubModel(**pins) for name, pins in _HUB.items()}
 # are at load("EleutherAI/gpt-j-6b@f3f428825b6fc4c087af475ea729ac652edeee33").
 
 
-@without_collector()
 def load(
     name_or_path: str | Path,
     *,
