@@ -151,7 +151,7 @@ COMPARED: dict[str, tuple[str, ...]] = {  # the sets of each way
     LEAST: (BOTH, "match only", EITHER),
     **dict.fromkeys((OWN, RIVAL, ZERO), (BOTH,)),
 }
-LIVE = {"resampled": RIVAL, "averaged": OTHERS, "zeroed": ZERO}  # the ways of live figure 7
+LIVE = {"resampled": RIVAL, "averaged": OTHERS}  # the ways of live figure 7
 
 
 def fit_constants(
@@ -195,10 +195,10 @@ def random_like(vector: Float[Tensor, "*lead d_model"], generator: Generator) ->
     return drawn * vector.norm(dim=-1, keepdim=True) / drawn.norm(dim=-1, keepdim=True)
 
 
-def record(cases: Mapping[str, tuple[Any, ...]], single: Outcome) -> dict[str, Any]:
+def record(cases: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
     """Return what live figure 7 shows. Of each case: model, prompts, sets, answers and, by way of
-    removal, answers without the sets; ``single``: without each head. Written are probabilities
-    (thousandths) and margins (tenths of a nat) of three prompts a case, each set and a control."""
+    removal, answers without the sets. Written are probabilities (thousandths) and margins (tenths
+    of a nat) of three prompts a case, each set and a control."""
 
     def written(p: Tensor, margin: Tensor) -> str:
         pairs = zip(p.flatten().tolist(), margin.flatten().tolist(), strict=True)
@@ -218,5 +218,4 @@ def record(cases: Mapping[str, tuple[Any, ...]], single: Outcome) -> dict[str, A
     return {
         "sets": {c: {k: " ".join(map(str, sorted(s))) for k, s in x} for c, x in sets.items()},
         "prompts": [prompt(c, row) for c, x in cases.items() for row in range(min(3, len(x[1])))],
-        "single": written(single.p[:, 0], single.margin[:, 0]),
     }
