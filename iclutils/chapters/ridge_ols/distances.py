@@ -63,15 +63,10 @@ def under_determined(dim: int) -> slice:
 def squared_distance(
     first: Predicted, second: Other, dim: int, region: slice | None = None
 ) -> Float[Tensor, "*ensemble batch"]:
-    """Return SPD / d of each context, averaged over a region of n, ``under_determined`` if None.
-    The difference of two, context by context, tells which of two algorithms is nearer."""
+    """Return SPD / d of each context, averaged over a region of n, ``under_determined`` if None:
+    its mean over contexts is MSPD / d. The difference of two, context by context, tells which of
+    two algorithms is nearer."""
     return _squares(first, second, dim)[..., region or under_determined(dim)].mean(-1)
-
-
-def mspd(first: Predicted, second: Other, dim: int) -> Spread:
-    """Return SPD / d averaged over the ``under_determined`` n, with its spread: the mean over
-    contexts of ``squared_distance``."""
-    return spread(squared_distance(first, second, dim))
 
 
 class Fit(NamedTuple):
