@@ -617,6 +617,38 @@ def test_points_are_dragged_by_touch(reader, name):
     assert tab.evaluate("scrollY") == scrolled
 
 
+def test_a_key_on_the_query_can_be_dragged_away(reader):
+    """The mouse takes key 1 there, exactly or nearly, not the query; and no label is selected."""
+    tab = reader.open("smoother")
+    keys, told = tab.locator("svg[data-plane]").first, tab.locator(".live-told")
+    tab.locator(".live-bet button").first.click()
+    keys.evaluate("x => x.scrollIntoView({ block: 'center' })")
+
+    def at(token):
+        box = keys.locator(f"[data-drag='k{token}'] .live-dot").bounding_box()
+        return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+    def dragged(start, end):
+        tab.mouse.move(*start)
+        tab.mouse.down()
+        tab.mouse.move(*end, steps=5)
+        tab.mouse.up()
+
+    query = at(5)
+    for off in (0, 4):  # pixels
+        dragged(at(1), (query[0] + off, query[1]))
+        soon(lambda off=off: abs(at(1)[0] - query[0] - off) < 3, True)
+        told.filter(has_text="On the query, key 1 has 28 %.").wait_for()
+        dragged(query, (query[0] - 60, query[1] + 60))
+        soon(lambda: at(1)[0] < query[0] - 50, True)
+        assert at(5) == query
+    box = keys.bounding_box()
+    dragged(at(1), (box["x"] + box["width"] - 4, box["y"] + 4))
+    told.filter(has_text="Your bet was wrong. ").wait_for()
+    assert tab.evaluate("getSelection().toString()") == ""
+    assert reader.errors == []
+
+
 @pytest.mark.parametrize("reader", [{"java_script_enabled": False}], indirect=True)
 @pytest.mark.parametrize("name", SHOWN)
 def test_where_scripts_are_off_the_still_stands(reader, name):

@@ -17,7 +17,8 @@
 //   tasks           optional: [{text, seen: [(state, drawn, last) -> whether], found(state, drawn)}]:
 //                   more to see, in any order, and what that says; last is {state, drawn} as before
 //   change(state)   optional -> state, once something has changed it
-//   drag(state, id, x, y)  optional -> state: what it means to drag [data-drag=id] to there
+//   drag(state, id, x, y)  optional -> state: what it means to drag [data-drag=id] to there; where
+//                   points overlap, the nearest is meant, and one with data-yields last
 // On a page the figure is the element #live-NAME with a .live-view and .live-numbers, which hold the
 // still: the first state as this script has drawn it (tests/pages/test_live.py). Weights are read
 // when the reader first acts. In a notebook Live.open(element, name, given) makes it for a network
@@ -381,7 +382,8 @@ const Live = (() => {
           return Math.hypot(x + width / 2 - event.clientX, y + height / 2 - event.clientY);
         };
         const dots = [...planes()[plane].querySelectorAll("[data-drag] .live-dot")].sort((a, b) => away(a) - away(b));
-        held = dots[0].closest("[data-drag]").dataset.drag;
+        const dot = dots.find((one) => away(one) < 15 && !one.closest("[data-yields]")) ?? dots[0];
+        held = dot.closest("[data-drag]").dataset.drag;
         view.setPointerCapture(event.pointerId); // what is dragged is drawn anew at every move
         event.preventDefault();
         move(event);

@@ -43,11 +43,11 @@
     // Maps per unit of the labels, so that a change of their scale alone moves nothing that is linear
     const field = Regressor.field(net, xs, ys, grid).map((v) => v / state.scale);
     const other = linear(weights[state.other], grid).map((v) => v / state.scale);
-    const usual = state.scale < 10 ? null : Regressor.field(net, xs, ys.map((y) => y / state.scale), drawn);
-    const grown = usual && Math.sqrt(square(Regressor.field(net, xs, ys.map((y) => (y * 10) / state.scale), drawn)) / square(usual));
-    const ols = answers(weights.ols), size = told.reduce((sum, v, i) => sum + v * ols[i], 0) / square(ols);
+    // How many times larger the network's answers are than with the usual labels
+    const usual = state.scale === 1 ? told : Regressor.field(net, xs, ys.map((y) => y / state.scale), drawn);
+    const grown = Math.sqrt(square(told) / square(usual));
     const misfit = square(linear(weights.ols, xs).map((v, i) => v - ys[i])) / square(ys); // of the best plane
-    return { field, other, away, best, size, grown, misfit };
+    return { field, other, away, best, grown, misfit };
   }
 
   // A field over the plane: blue above 0, brown below, in ten shades each
@@ -69,7 +69,7 @@
       `<rect class="live-ground" width="${whole}" height="${whole}"/>${cells}<path class="live-axis" d="M${whole / 2} 0v${whole}M0 ${whole / 2}h${whole}"/>${points}</svg></div>`;
   }
 
-  const NAMES = { ols: "least squares", ridge: "ridge", step: "one step" };
+  const NAMES = { ols: "least squares", ridge: "ridge regression", step: "one step" };
   Live.figure("points", {
     title: "Drag the points: a trained network and the algorithms it is compared with",
     first,
@@ -79,6 +79,7 @@
       choices: ["ten times, too (8 to 12 times)", "less than eight times", "more than twelve times"],
       deed: "Now move “Labels times” to 10.",
       answer: (s, m) => (s.scale < 10 ? null
+        : s.scale > 10 ? [undefined, `These labels are ${s.scale} times as large. Move “Labels times” back to 10.`]
         : [m.grown < 8 ? 1 : m.grown > 12 ? 2 : 0, `With ten times the labels the network's answers grow ${m.grown.toFixed(1)} times; those of least squares grow ten times. In training it has seen labels of the usual size only.`]),
     },
 
@@ -88,7 +89,7 @@
         { kind: "range", name: "scale", label: "Labels times", min: 1, max: 20, said: String },
         { kind: "radios", name: "other", label: "Compare with", options: Object.entries(NAMES) },
         { kind: "range", more: true, name: "count", label: "Pairs", min: 1, max: MOST, said: String },
-        { kind: "range", more: true, name: "penalty", label: "Ridge: penalty λ on large weights", min: 0.05, max: 5, step: 0.05, said: (v) => Number(v).toFixed(2) },
+        { kind: "range", more: true, name: "penalty", label: "Ridge regression: penalty λ on large slopes", min: 0.05, max: 5, step: 0.05, said: (v) => Number(v).toFixed(2) },
         { kind: "range", more: true, name: "rate", label: "One step: rate", min: 0.05, max: 2, step: 0.05, said: (v) => Number(v).toFixed(2) },
         { kind: "radios", more: true, name: "point", label: "Point to move (or drag it)", options: Array.from({ length: state.count }, (_, k) => [String(k + 1), `${k + 1}`]) },
         coordinate("a", "x, across", EDGE), coordinate("b", "x, up", EDGE), coordinate("y", "label y", 4),
@@ -103,17 +104,17 @@
     draw(state, parts) {
       const m = measured(state, parts), gap = m.field.map((value, i) => value - m.other[i]);
       const rows = Object.entries(m.away).sort((a, b) => a[1] - b[1]);
-      const more = `<p class="live-note">With the best λ for these very pairs, ridge has a relative error of ${percent(m.best.ridge)}; with the best rate, one step has ${percent(m.best.step)}.</p>`;
+      const more = `<p class="live-note">With the best λ for these very pairs, ridge regression has a relative error of ${percent(m.best.ridge)}; with the best rate, one step has ${percent(m.best.step)}.</p>`;
       const surprises = [
         m.misfit > 0.01 && "No plane through 0 passes through all labels now: a dragged point keeps its label. In training, a plane always did.",
-        state.scale > 1 && m.size < 0.8 && `The network's answers are only ${Math.round(100 * m.size)} % as large as those of least squares. So one short step, whose answers are small as well, may come nearest. It is still not the network's rule: its answers grow with the labels, and those of the network do not.`,
+        m.grown < 0.8 * state.scale && `The labels have grown ${state.scale} times, and the answers of all three rules with them. The network's answers have grown only ${m.grown.toFixed(1)} times. So a rule with small answers, such as one short step, may come nearest, but none of the three is the network's rule.`,
       ].filter(Boolean).map((text) => `<p class="live-note"><b>${text}</b></p>`).join("");
       const scale = Array.from({ length: 21 }, (_, i) => `<rect class="live-${i > 10 ? "a" : "b"}" opacity="${(Math.abs(i - 10) * 0.085).toFixed(2)}" x="${i * 8}" width="8" height="10"/>`).join("");
       const key = `<svg class="live-scale" viewBox="0 0 168 26" role="img" aria-label="Colours: brown is minus ${most.toFixed(1)} or less, white 0, blue ${most.toFixed(1)} or more."><rect class="live-ground" width="168" height="10"/>${scale}` +
         [[0, "start", `−${most.toFixed(1)}`], [84, "middle", "0"], [168, "end", most.toFixed(1)]].map(([x, anchor, text]) => `<text x="${x}" y="23" text-anchor="${anchor}">${text}</text>`).join("") + "</svg>";
       const view = `<div class="live-row-of live-three">${plane("The network", m.field, state, most)}${plane(NAMES[state.other][0].toUpperCase() + NAMES[state.other].slice(1), m.other, state, most)}` +
         `${plane("The difference", gap, state, most)}</div>` +
-        `${key}<p class="live-note">Circles: the pairs, with their labels.${state.scale === 1 ? "" : ` <b>All labels and maps are shown divided by ${state.scale}</b>: a rule that grows with the labels looks the same.`}</p>${surprises}`;
+        `${key}<p class="live-note">Circles: the pairs, with their labels.${state.scale === 1 ? "" : ` <b>All labels and maps are shown divided by ${state.scale}</b>: a rule that grows with the labels looks the same.`} Ridge regression is least squares with a penalty λ, which keeps the slopes of its plane small. One step turns a flat plane once towards the labels; its rate says how far.</p>${surprises}`;
       const settings = { ols: "no penalty", ridge: `penalty λ = ${Number(state.penalty).toFixed(2)}`, step: `rate ${Number(state.rate).toFixed(2)}` };
       const numbers = Object.entries(NAMES).map(([key, name]) => [`relative error, ${name}`, percent(m.away[key]), settings[key]]);
       const said = `Relative errors: ${rows.map(([key, value]) => `${NAMES[key]} ${percent(value)}`).join(", ")}.`;
@@ -121,12 +122,12 @@
     },
 
     tasks: [
-      { text: "Where does the network leave the algorithm? Raise “Labels times” until least squares has a relative error above 30 %, and ridge “with the best λ” one above 10 %.",
+      { text: "Where does the network leave the algorithm? Raise “Labels times” until least squares has a relative error above 30 %, and ridge regression “with the best λ” one above 10 %.",
         seen: [(s, m) => s.count > 2 && s.scale > 1 && m.away.ols > 0.3 && m.best.ridge > 0.1],
-        found: (s, m) => `at ${s.scale} times the labels least squares has a relative error of ${percent(m.away.ols)}, and ridge at its best penalty one of ${percent(m.best.ridge)}. The network's answers are ${Math.round(100 * m.size)} % as large as those of least squares.` },
-      { text: "Make the network prefer ridge: take two pairs, drag them close to each other, and give them different labels, so that least squares is steep. Make the relative error of least squares ten times that of ridge.",
+        found: (s, m) => `at ${s.scale} times the labels least squares has a relative error of ${percent(m.away.ols)}, and ridge regression at its best penalty one of ${percent(m.best.ridge)}. The network's answers have grown only ${m.grown.toFixed(1)} times.` },
+      { text: "Make the network prefer ridge regression: take two pairs, drag them close to each other, and give them different labels, so that least squares is steep. Make the relative error of least squares ten times that of ridge regression.",
         seen: [(s, m) => s.scale === 1 && m.away.ols > 10 * m.away.ridge],
-        found: (s, m) => `ridge has a relative error of ${percent(m.away.ridge)}, least squares one of ${percent(m.away.ols)}.` },
+        found: (s, m) => `ridge regression has a relative error of ${percent(m.away.ridge)}, least squares one of ${percent(m.away.ols)}.` },
       { text: "Find a rate at which one step of descent has a relative error below 1 %. Then drag all points near one line through the middle: does any rate do it now (“with the best rate”)?",
         seen: [(s, m) => s.count > 2 && m.away.step < 0.01, (s, m) => s.count > 2 && s.scale === 1 && m.best.step > 0.3],
         found: () => "with some points one step has a relative error below 1 %; with others no rate up to 5 brings it below 30 %." },

@@ -26,18 +26,22 @@
   }
 
   const px = (x) => ((x + EDGE) / (2 * EDGE)) * SIZE, py = (y) => SIZE - px(y);
-  // A plane of keys or values: a point each, in a disc as large as its share of the attention
-  function plane(kind, title, said, points, m, state, over = "") {
-    const marks = Array.from({ length: OWN }, (_, i) => {
-      const x = px(points[2 * i]).toFixed(1), y = py(points[2 * i + 1]).toFixed(1), own = i === DEMOS;
-      const up = !own && points[2 * i + 1] > 0, name = !own ? i + 1 : kind === "k" ? "query" : "last";
+  // A plane of keys or values: a point each, in a disc as large as its share of the attention. The
+  // last token lies below the others, and yields to them: a key on the query can be dragged away.
+  function plane(kind, title, said, points, m, state, below) {
+    const at = (i) => [px(points[2 * i]), py(points[2 * i + 1])], radius = (i) => 40 * Math.sqrt(m.weights[i]);
+    const meets = (i) => i !== DEMOS && Math.hypot(at(i)[0] - at(DEMOS)[0], at(i)[1] - at(DEMOS)[1]) < 30;
+    const marks = [DEMOS, 0, 1, 2, 3].map((i) => {
+      const [x, y] = at(i).map((value) => value.toFixed(1)), own = i === DEMOS, name = !own ? i + 1 : kind === "k" ? "query" : "last";
+      const apart = own ? [0, 1, 2, 3].some(meets) : meets(i); // then both labels stand outside their discs
+      const up = !own && (apart || points[2 * i + 1] > 0), away = apart ? Math.max(7, radius(i)) : 7;
       const middle = Math.max(38, Math.min(SIZE - 38, Number(x)));
-      return `<g data-drag="${kind}${i + 1}"><circle class="live-${own ? "c" : "a"}" opacity="0.25" cx="${x}" cy="${y}" r="${(40 * Math.sqrt(m.weights[i])).toFixed(1)}"/>` +
+      return `<g data-drag="${kind}${i + 1}"${own ? " data-yields" : ""}><circle class="live-${own ? "c" : "a"}" opacity="0.25" cx="${x}" cy="${y}" r="${radius(i).toFixed(1)}"/>` +
         `<circle class="live-grip" cx="${x}" cy="${y}" r="22"/><circle class="live-dot${state.point === i + 1 ? " live-chosen" : ""}" cx="${x}" cy="${y}" r="6"/>` +
-        `<text x="${middle}" y="${up ? Math.max(12, Number(y) - 11) : Math.min(SIZE - 4, Number(y) + 21)}" text-anchor="middle">${name}: ${Math.round(100 * m.weights[i])} %</text></g>`;
+        `<text x="${middle}" y="${(up ? Math.max(12, Number(y) - away - 4) : Math.min(SIZE - 4, Number(y) + away + 14)).toFixed(1)}" text-anchor="middle">${name}: ${Math.round(100 * m.weights[i])} %</text></g>`;
     }).join("");
     return `<div><p class="live-head">${title}</p><svg data-plane="" viewBox="0 0 ${SIZE} ${SIZE}" role="img" aria-label="${said}"><rect class="live-ground" width="${SIZE}" height="${SIZE}"/>` +
-      `<path class="live-axis" d="M${SIZE / 2} 0v${SIZE}M0 ${SIZE / 2}h${SIZE}"/>${marks}${over}</svg></div>`;
+      `<path class="live-axis" d="M${SIZE / 2} 0v${SIZE}M0 ${SIZE / 2}h${SIZE}"/>${below}${marks}</svg></div>`;
   }
 
   Live.figure("smoother", {
@@ -49,7 +53,8 @@
       choices: ["on the query", "beyond the query, far out in the same direction", "on the other side of the middle"],
       deed: "Now drag key 1 onto the tip of the arrow, and then beyond it.",
       answer(s, m, memory) {
-        if (Number(s.sharp) !== first.sharp || KEYS.some(([a, b], i) => i && (s[`a${i + 1}`] !== a || s[`b${i + 1}`] !== b))) return null;
+        if (Number(s.sharp) !== first.sharp || KEYS.some(([a, b], i) => i && (s[`a${i + 1}`] !== a || s[`b${i + 1}`] !== b)))
+          return [undefined, "More than key 1 has changed now. Press Reset, bet again, and move key 1 alone."];
         const [a, b] = [s.a1, s.b1], [qa, qb] = KEYS[DEMOS], share = Math.round(100 * m.weights[0]);
         if (Math.hypot(a - qa, b - qb) <= 0.3) memory.on = share; // where the reader left it
         else if (a >= 1.5 && b >= 1) memory.beyond = share;
@@ -83,20 +88,26 @@
       const [[x0, y0], [x1, y1]] = [stops[0], stops[DEMOS]];
       const [qx, qy] = [px(m.keys[2 * DEMOS]), py(m.keys[2 * DEMOS + 1])];
       const arrow = `<path class="live-line live-c" style="stroke-dasharray: none" d="M${SIZE / 2} ${SIZE / 2}L${qx.toFixed(1)} ${qy.toFixed(1)}"/>`;
-      const added = stops.slice(1).map(([x, y], i) => { // in the middle of what example i + 1 adds
-        const middle = (a, b) => ((Number(a) + Number(b)) / 2).toFixed(1), [x0, y0] = stops[i];
-        return Math.hypot(x - x0, y - y0) < 14 ? "" : `<text class="live-added" x="${middle(x, x0)}" y="${(Number(middle(y, y0)) + 4).toFixed(1)}" text-anchor="middle">+${i + 1}</text>`;
+      // Beside what example i + 1 adds, where there is room: clear of the line's stops and other labels
+      const taken = stops.map((stop) => stop.map(Number));
+      const added = stops.slice(1).map((stop, i) => {
+        const [a, b] = [stops[i], stop].map((place) => place.map(Number)), length = Math.hypot(b[0] - a[0], b[1] - a[1]);
+        const beside = (by) => [(a[0] + b[0]) / 2 + (by * (a[1] - b[1])) / length, (a[1] + b[1]) / 2 + (by * (b[0] - a[0])) / length];
+        const place = length < 14 ? undefined : [13, -13, 20, -20].map(beside).find(([x, y]) => taken.every(([u, v]) => Math.abs(u - x) > 17 || Math.abs(v - y) > 13));
+        if (!place) return "";
+        taken.push(place);
+        return `<text class="live-added" x="${place[0].toFixed(1)}" y="${(place[1] + 4).toFixed(1)}" text-anchor="middle">+${i + 1}</text>`;
       }).join("");
       const path = `<path class="live-line live-b" style="stroke-dasharray: none" d="M${stops.map((stop) => stop.join(" ")).join("L")}"/>` +
         `<rect class="live-c" x="${x0 - 5}" y="${y0 - 5}" width="10" height="10"/><path class="live-b" d="M${x1} ${y1 - 8}l8 8l-8 8l-8 -8z"/>${added}`;
       const shares = m.weights.map((w, i) => `${i === DEMOS ? "the last token" : `example ${i + 1}`} ${Math.round(100 * w)} percent`).join(", ");
-      const said = `The query looks at ${shares}. The update moves the output from ${pair(m.start)} to ${pair(m.end)}.`;
+      const said = `The query looks at ${shares}. The examples move the output from ${pair(m.start)} to ${pair(m.end)}.`;
       const view = `<div class="live-row-of">${plane("k", "Keys: where the query looks", `The keys. ${said}`, m.keys, m, state, arrow)}${plane("v", "Values: what is added up", `The values. ${said}`, m.values, m, state, path)}</div>` +
-        `<p class="live-note">A disc is as large as a token's share of the attention. Green: the last token, which asks. The arrow is its query; to keep the picture simple, its key is at the tip. Among the values, the square is the start, and the diamond is the head's output. The line between them adds what example 1 adds (+1), then example 2 (+2), and so on.</p>`;
+        `<p class="live-note">A disc is as large as a token's share of the attention. Green: the last token, which asks. The arrow is its query; to keep the picture simple, its key is at the tip. Among the values, the square is what the last token adds, and the diamond is the head's output. The line between them adds what example 1 adds (+1), then example 2 (+2), and so on.</p>`;
       const numbers = [
-        ["start", pair(m.start), "square: what the last token adds"],
-        ["length of the update", m.length.toFixed(2), "from square to diamond: what the examples add"],
-        ["output", pair(m.end), "diamond: start and update together"],
+        ["what the last token adds", pair(m.start), "square"],
+        ["what the examples add", m.length.toFixed(2), "from square to diamond, in a straight line"],
+        ["output", pair(m.end), "diamond: both together"],
       ];
       const more = `<p class="live-note">Read this after “Is that learning?”, below. The linear model W of features φ answers each key k<sub>i</sub> of an example with Wφ(k<sub>i</sub>). Before and after its step, the summed similarity of these answers to the values v<sub>i</sub> is ${to(m.similarity)}, and their distance from the values (root mean square) is ${to(m.distance)}.</p>`;
       return { numbers, view, said, more, ...m };
@@ -109,7 +120,7 @@
       { text: "The step of the linear model (the note above) raises the similarity wherever you drag. Leave the attention scores at 0.7 times, and find a place where the step also makes the distance larger, by 0.1 at least.",
         seen: [(s, m) => Number(s.sharp) === first.sharp && m.distance[1] > m.distance[0] + 0.1],
         found: (s, m) => `the similarity rises (${to(m.similarity)}), and yet the distance grows (${to(m.distance)}): the step does not minimise an error.` },
-      { text: "Let the update vanish: the examples keep at least half of the attention, each value is at least 0.5 from 0, and the update is shorter than 0.05.",
+      { text: "Let what the examples add vanish: they keep at least half of the attention, each value is at least 0.5 from 0, and the diamond is less than 0.05 from the square.",
         seen: [(s, m) => m.weights[DEMOS] <= 0.5 && m.length < 0.05 && VALUES.slice(1).every((_, i) => Math.hypot(...m.values.slice(2 * i, 2 * i + 2)) >= 0.5)],
         found: (s, m) => `the examples have ${Math.round(100 * (1 - m.weights[DEMOS]))} % of the attention, but what they add cancels: ${m.length.toFixed(2)}.` },
     ],
