@@ -193,12 +193,21 @@ def test_homework_takes_what_coursework_says():
         assert (row[0], *row[2:]) == (f"`{path.stem[:4]}`", *said)
 
 
-def test_the_question_that_coursework_shows_is_one_of_the_homework():
-    shown = page("coursework").partition("## What a question looks like")[2].partition("\n## ")[0]
+def test_coursework_names_every_question():
+    """In a fold, by the titles of the masters."""
+    titles = re.findall(r"^## \d\. (.*)$", "\n".join(map(text_of, MASTERS)), re.MULTILINE)
+    fold = page("coursework").partition(":::{dropdown}")[2].partition("\n:::")[0]
+    assert fold.startswith(" The titles of all forty questions")
+    assert re.findall(r"^\d\. (.*)$", fold, re.MULTILINE) == titles
+    assert len(titles) == 40
+
+
+def test_the_question_that_students_see_is_one_of_the_homework():
+    shown = page("students").partition("## What a question looks like")[2].partition("\n## ")[0]
     master = "\n".join(source(cell) for cell in read_json(MASTERS[4])["cells"])
     task = re.findall(r"^> ?(.*)$", shown, re.MULTILINE)
     task, stub = "\n".join(task[2:]), re.search(r"```python\n(.*)    \.\.\.", shown, re.DOTALL)[1]
     assert task in master
     assert stub in master
-    mistake = " ".join(re.search(r"reads: \*(.*?)\*", shown, re.DOTALL)[1].split())
+    mistake = " ".join(re.search(r"it says: \*(.*?)\*", shown, re.DOTALL)[1].split())
     assert mistake in (ROOT / "notebooks/assignments/answers/hw05.py").read_text(encoding="utf-8")
