@@ -42,13 +42,13 @@
     const line = (k, kind) => `<path class="${kind}" d="M${across(-0.5)} ${up(-0.5 * k)}L${across(0.5)} ${up(0.5 * k)}"/>`;
     const pairs = [-0.46, -0.37, -0.27, -0.2, -0.09, 0.04, 0.12, 0.19, 0.27, 0.46]
       .map((v) => `<circle class="live-grey" cx="${across(v)}" cy="${up(v)}" r="3.5"/>`).join("");
-    return `<svg class="live-wide" viewBox="0 0 390 116" role="img" aria-label="Ten points on a rising line, the place of the query, and the line of a step, with ${slope.toFixed(2)} of its slope.">` +
+    return `<svg class="live-wide" viewBox="0 0 390 116" role="img" aria-label="Ten points on a rising line, the place of the query, and the line of a gradient step, with ${slope.toFixed(2)} of its slope.">` +
       `${line(0, "live-axis")}${line(1, "live-axis")}${line(slope, "live-line live-b")}${pairs}` +
       `<path class="live-axis" stroke-dasharray="3 3" d="M${across(ask)} ${up(ask)}V${up(0)}"/><rect class="live-b" x="${across(ask) - 5}" y="${(up(slope * ask) - 5).toFixed(1)}" width="10" height="10"/>` +
       `<text x="61" y="32">ten pairs (x, y)</text><text x="${across(ask)}" y="${up(0) + 16}" text-anchor="middle">x without y</text></svg>`;
   }
   Live.figure("step", {
-    title: "The loss of a step over its rate, and a layer in training",
+    title: "The loss of a gradient step over its rate, and a layer in training",
     beside: true,
     first: { rate: 0, at: 0 }, // weights of ten training steps (book/_ext/live.py)
     needs: () => ["lsa-1"],
@@ -57,7 +57,7 @@
       choices: ["down along the curve, all the way", "off the curve, above it, and back to it at the end", "off the curve, below it"],
       deed: "Now move “How long it has trained” to the end, point by point.",
       answer: (s, m) => (Number(s.at) === 9
-        ? [m.above > 0.05 ? 1 : 0, `After ${m.highest.step} training steps the layer is ${m.above.toFixed(2)} above the curve. It answers worse than a step of its rate, for its weights still mix the coordinates of x. In the end it acts like a step of rate ${rounded(m.last.rate)}; the best rate is ${BEST.toFixed(2)}.`] : null),
+        ? [m.above > 0.05 ? 1 : 0, `After ${m.highest.step} training steps the layer is ${m.above.toFixed(2)} above the curve. It answers worse than a gradient step of its rate, for its weights still mix the coordinates of x. In the end it acts like a gradient step of rate ${rounded(m.last.rate)}; the best rate is ${BEST.toFixed(2)}.`] : null),
     },
     fields: () => [
       { kind: "range", name: "at", label: "How long it has trained", min: 0, max: 9, said: (i) => `${[0, 30, 40, 45, 50, 55, 60, 80, 100, 3000][i]} training steps` },
@@ -71,17 +71,17 @@
       const ticks = [0, 2, 4, 6, 8, 10, 12].map((r) => `<text x="${x(r)}" y="${top + height + 18}" text-anchor="middle">${r}</text>`).join("") +
         [0, 0.1, 0.2, 0.3, 0.4, 0.5].map((v) => `<text x="${left - 6}" y="${y(v) + 4}" text-anchor="end">${v.toFixed(1)}</text>`).join("");
       const moved = Number(state.rate) > 0, same = lossOf(layer.rate); // of a step with the layer's rate
-      const said = `The layer after ${nets[state.at].step} training steps acts like rate ${rounded(layer.rate)} and has loss ${layer.loss.toFixed(3)}; a step of that rate has ${same.toFixed(3)}.${moved ? ` Your step at rate ${Number(state.rate).toFixed(1)} has loss ${mine.toFixed(3)}.` : ""}`;
+      const said = `The layer after ${nets[state.at].step} training steps acts like rate ${rounded(layer.rate)} and has loss ${layer.loss.toFixed(3)}; a gradient step of that rate has ${same.toFixed(3)}.${moved ? ` Your step at rate ${Number(state.rate).toFixed(1)} has loss ${mine.toFixed(3)}.` : ""}`;
       const view = `<p class="live-head">The task: which y belongs to the last x?</p>${task(layer.rate)}` +
-        `<p class="live-note">Dashed: the line that a step of the layer's rate reaches, on average over prompts; square: its answer. (Drawn for one number in x; the layer's x has ten.)</p>` +
-        `<p class="live-head">How wrong is a step, and how wrong is the layer?</p><svg class="live-wide" viewBox="0 0 390 ${top + height + 40}" role="img" aria-label="${said}">` +
-        `<path class="live-axis" d="M${left} ${top}v${height}h${width}"/>${ticks}<text x="${left + width / 2}" y="${top + height + 36}" text-anchor="middle">length of the step (its rate)</text><text x="${left + 6}" y="${top + 12}">how wrong (loss)</text>` +
+        `<p class="live-note">Dashed: the flat line, turned by one gradient step at the layer's rate (on average, and drawn for one number in x instead of ten). Square: its answer.</p>` +
+        `<p class="live-head">How wrong is one gradient step, and how wrong is the layer?</p><svg class="live-wide" viewBox="0 0 390 ${top + height + 40}" role="img" aria-label="${said}">` +
+        `<path class="live-axis" d="M${left} ${top}v${height}h${width}"/>${ticks}<text x="${left + width / 2}" y="${top + height + 36}" text-anchor="middle">length of the gradient step (its rate)</text><text x="${left + 6}" y="${top + 12}">how wrong (loss)</text>` +
         `<path class="live-line live-a" d="${curve}"/>${trail}` +
         `${moved ? `<circle class="live-a" cx="${x(state.rate)}" cy="${y(mine)}" r="7"/>` : ""}<rect class="live-b" x="${(x(layer.rate) - 6).toFixed(1)}" y="${(y(layer.loss) - 6).toFixed(1)}" width="12" height="12"/></svg>` +
-        `<p class="live-note">Line: the loss (half the mean squared error) of one step that starts from 0. Square: the layer. Across: the rate that its weights have. Up: its loss on ${CONTEXTS} prompts. Grey dots: the layer earlier in training.${moved ? " Disc: your step." : ""}</p>`;
+        `<p class="live-note">Curve: one gradient step. Square: the layer, at the rate that its weights have. Grey: the layer earlier in training.${moved ? " Disc: your step." : ""}</p>`;
       const numbers = [
-        ["loss of the layer", layer.loss.toFixed(3), `at rate ${rounded(layer.rate)}`],
-        ["loss of a step at this rate", same.toFixed(3), "on the line"],
+        ["loss of the layer", layer.loss.toFixed(3), `at rate ${rounded(layer.rate)}; half the mean squared error, on ${CONTEXTS} prompts`],
+        ["loss of a gradient step at this rate", same.toFixed(3), "on the curve"],
         ...(moved ? [["loss of your step", mine.toFixed(3), `at rate ${Number(state.rate).toFixed(1)}`]] : []),
       ];
       const over = (net) => placed(net).loss - lossOf(placed(net).rate);
@@ -90,13 +90,13 @@
     },
 
     tasks: [
-      { text: "Bring your step to within 0.001 of the lowest loss, and the layer to the end of its training. Do they meet?",
+      { text: "Bring your gradient step to within 0.001 of the lowest loss, and the layer to the end of its training. Do they meet?",
         seen: [(s, m) => m.mine - m.best < 0.001, (s) => Number(s.at) === 9],
         found: (s, m) => `the layer ends at loss ${m.last.loss.toFixed(3)}, acting like rate ${rounded(m.last.rate)}; the best step, at ${BEST.toFixed(2)}, has ${m.best.toFixed(3)}.` },
-      { text: "Find another rate than 0 at which a step is no better than answering 0 (loss 0.417), but no worse by 0.01.",
+      { text: "Find another rate than 0 at which a gradient step is no better than answering 0 (loss 0.417), but no worse by 0.01.",
         seen: [(s, m) => s.rate > 1 && m.mine >= lossOf(0) && m.mine < lossOf(0) + 0.01],
         found: (s, m) => `at rate ${Number(s.rate).toFixed(1)}, twice the best one, the loss is ${m.mine.toFixed(3)}: the step goes as far beyond the minimum as the start is before it.` },
-      { text: "When has the layer learnt the step? Find the earliest point whose loss is within a tenth of the best step's, and look at the one before.",
+      { text: "When has the layer learnt the gradient step? Find the earliest point whose loss is within a tenth of the best step's, and look at the one before.",
         seen: [8, 7].map((at) => (s, m) => Number(s.at) === at && m.layer.loss < 1.1 * m.best === (at === 8)),
         found: () => "after 100 training steps, not yet after 80." },
     ],
