@@ -5,8 +5,9 @@
 {
   // The ids of the letters: the first sixteen are those of the notebook's example, the others are as
   // good. The alphabet's order would look like knowledge of the alphabet.
+  // A and B come late: the page gives these names to two roles.
   const EXAMPLE = [275, 492, 263, 150, 111, 225, 391, 439, 259, 307, 300, 45, 12, 438, 28, 253];
-  const LETTERS = "KDPAGMBOFJCNLHEIQRSTUVWXYZabcdefghijklmnopqrstuvwxyz", BOS = 511;
+  const LETTERS = "KDPSGMTOFJCNLHEIQRABUVWXYZabcdefghijklmnopqrstuvwxyz", BOS = 511;
   const IDS = [...EXAMPLE];
   for (let id = 3; IDS.length < LETTERS.length; id += 9) if (!IDS.includes(id)) IDS.push(id);
   const LETTER = new Map(IDS.map((id, i) => [id, LETTERS[i]]));
@@ -165,7 +166,7 @@
 
     const page = {
       title: "The induction pair, live",
-      first: { text: copied("KDPAGMBOFJCNLHEI"), model: "induction-3", step: 4, seed: 1, head: "1.3",
+      first: { text: copied("KDPSGMTOFJCNLHEI"), model: "induction-3", step: 4, seed: 1, head: "1.3",
         place: 19, off: "", how: "zero", from: "none", into: "1.3" },
       needs: ({ model, step }) => [model === "induction-3" ? `induction-3-${CHECKPOINTS[step] ?? 4000}`
         : model === "detour" ? "detour" : "induction-3-0"],
@@ -212,7 +213,7 @@
         const looked = Array.from({ length: m.at + 1 }, (_, k) => k).sort((a, b) => m.pattern[m.at * m.n + b] - m.pattern[m.at * m.n + a]).slice(0, 3);
         const numbers = [
           [`${word}s right`, count ? `${m.right} of ${count}` : "–", m.repeats ? "in the second copy" : "nothing repeats"],
-          ["how wrong it is there (loss)", count ? `${m.loss.toFixed(2)} nats` : "–", `blind guessing: ${Math.log(m.run.vocab).toFixed(2)}`],
+          ["how wrong it is there (loss)", count ? m.loss.toFixed(2) : "–", `0 is perfect; blind guessing: ${Math.log(m.run.vocab).toFixed(2)}`],
           [`head ${m.head.join(".")} looks at the right place`, m.silent ? "off" : number(m.prefix, 2), `of its attention; the best head${m.off.length ? " that is on" : ""}: ${m.best < 0 ? "–" : number(m.best, 2)}`],
         ];
         const list = (heads) => [...new Set(heads.map((one) => one.join(".")))].join(", ");
@@ -227,7 +228,7 @@
           `<div><p class="live-head">Where head ${m.head.join(".")} looks, from every place</p>${map(m)}</div>` +
           `<div class="live-aside">${looks}${likely}</div></div>`;
         const said = count
-          ? `Prefix matching: ${number(m.prefix, 2)} of head ${m.head.join(".")}, ${number(m.best, 2)} of the best head; loss ${m.loss.toFixed(2)} nats; ${m.right} of ${count} ${word}s right. ` +
+          ? `Prefix matching: ${number(m.prefix, 2)} of head ${m.head.join(".")}, ${number(m.best, 2)} of the best head; loss ${m.loss.toFixed(2)}; ${m.right} of ${count} ${word}s right. ` +
             `From ${here} at place ${m.at} the head looks most at ${nameOf(m.tokens[looked[0]])} at place ${looked[0]}; the network says ${nameOf(top[0])}, ${p[top[0]].toFixed(2)}${next === undefined ? "" : `; ${nameOf(next)} follows`}.`
           : "Nothing repeats in these letters: press “Repeat it”.";
         return { numbers, view, said, ...m };
