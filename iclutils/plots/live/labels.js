@@ -90,7 +90,7 @@
     first,
     needs: () => ["anchors-3"],
     bet: {
-      asks: "We cut four words off: in the first of four layers they may not look at any word before them. Which four must we choose, so that the answer changes?",
+      asks: "We cut four words off: in layer 0, the first of four, they may not look at any word before them. Which four must we choose, so that the answer changes?",
       choices: ["the four label words", "four other words", "both sets change it", "no set changes it"],
       deed: "Now press both cuts.",
       answer(s, m, memory) {
@@ -147,7 +147,7 @@
       const numbers = [
         ["the answer", m.answer, m.answer === m.was ? "as without a cut" : `without the cut ${m.was}`],
         ["how sure it is", chance.toFixed(2), `of 1, among ${m.names.length} label words`],
-        ["label words look at their texts", m.into[0].toFixed(2), m.salient ? "of layer 0’s saliency" : "of their attention in layer 0"],
+        ["label words look at their texts", m.into[0].toFixed(2), m.salient ? "of layer 0’s saliency" : "of their attention in layer 0, the first"],
       ];
       const cut = m.off.size ? ` Cut off in ${layers}: ${[...m.off].sort((a, b) => a - b).map((i) => `“${Live.escaped(m.words[m.tokens[i]])}”`).join(", ")}.` : "";
       const said = `The network answers ${m.answer}, ${chance.toFixed(2)}; without a cut ${m.was}. From “${m.words[m.tokens[m.place]]}”, layer ${state.layer} looks most at “${m.words[m.tokens[m.look.indexOf(Math.max(...m.look))]]}”.${cut}${unknown}`;
