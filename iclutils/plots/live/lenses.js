@@ -69,7 +69,7 @@
     change: (state) => ({ ...state, prompt: Number(state.prompt) }),
 
     bet: {
-      asks: "The seven double heads write something else: first their output on the rival prompt, then their mean over other functions (such as plural). In how many of the two ways does “standing” lead?",
+      asks: "The seven double heads are taken away in two ways. First they write what they write on the rival prompt. Then they write their mean over other functions, such as plural. In how many of the two ways is “standing” ahead?",
       choices: ["in none", "in one", "in both"],
       deed: "Now press “double heads”, then both things that they write instead.",
       answer(s, m, memory) {
