@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import cycle
 from textwrap import fill
 from typing import Any
@@ -246,6 +246,46 @@ def dots(
     if len(series) > 1:
         figure.legend(marks, series, loc="outside lower center", ncols=in_a_row)
     return figure
+
+
+def dot_pairs(
+    rows: Mapping[str, Sequence[float]],
+    colours: Mapping[str, str],
+    finding: str,
+    xlabel: str,
+    high: float = 1,
+    last: Collection[str] = (),
+    told: str = "",
+) -> Figure:
+    """Draw two joined dots a row, the row that loses most on top, and there the names of both; a
+    third dot is hollow, and no dot exceeds ``high``. The rows of ``last`` stand below a line and
+    what is ``told`` of them. For more dots a row, or several panels, see ``dots``."""
+    order = sorted(rows, key=lambda x: (x in last, rows[x][1] - rows[x][0]))
+    figure, (ax,) = canvas(width=4.2, height=1.4 + 0.3 * len(rows))
+    edges = [*colours.values()]
+    fills = [*edges[:2], *["white"] * len(edges[2:])]
+    for y, row in enumerate(map(rows.__getitem__, order)):
+        ax.plot(row, [y] * len(row), color=GREY, lw=1, zorder=1)
+        look = {"fc": fills[: len(row)][::-1], "ec": edges[: len(row)][::-1], "clip_on": False}
+        ax.scatter(row[::-1], [y] * len(row), **look)
+        if len(row) > 2 and row[2] > max(row[:2]) + 0.02:
+            lowest = row[2] + 0.03 * high, y  # has the name of the third dot
+    for name, colour in [*colours.items()][2:]:
+        ax.text(*lowest, name, va="center", color=colour, size=9)
+    first = rows[order[0]][:2]
+    apart = abs(first[1] - first[0]) > 0.7 * high
+    for x, (name, colour) in zip(first, colours.items(), strict=False):
+        side = "right" if (x == max(first)) == apart else "left"
+        text = name.replace("without ", "without\n")
+        ax.text(x, -0.5, text, ha=side, ma=side, color=ink(colour), size=9)
+    if last:
+        line = len(rows) - len(last) - 0.5
+        ax.axhline(line, color=GREY, lw=0.8)
+        ax.text(high, line + 0.1, told, ha="right", va="top", size=9)
+    ax.set_yticks(range(len(rows)), order)
+    ax.spines.left.set_visible(False)
+    ax.set(xlabel=xlabel, xlim=(0, high), ylim=(len(rows) - 0.5, -1.9))
+    return add_title(figure, finding)
 
 
 def curves(

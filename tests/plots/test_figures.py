@@ -51,3 +51,15 @@ def test_a_step_and_its_sum_agree():
     weight = 0.1 * (1 * 2 + 2 * 1 + 0.5 * 4)
     assert widths[-1] == pytest.approx(weight * 1.5)
     assert f"w = {weight:.2f}" in said(data.figure)
+
+
+def test_pairs_of_dots_stand_in_the_order_of_loss_and_some_below_a_line():
+    rows = {"a": [0.9, 0.8], "b": [0.7, 0.1, 0.95], "c": [0.6, 0.0]}
+    colours = {"with": figures.BLUE, "without heads": figures.ORANGE, "whole": "black"}
+    figure = figures.dot_pairs(rows, colours, "finding", "share", 1, ["c"], "apart")
+    (axis,) = figure.axes
+    assert [text.get_text() for text in axis.get_yticklabels()] == ["b", "a", "c"]
+    assert [line.get_xdata() for line in axis.lines[:3]] == [rows["b"], rows["a"], rows["c"]]
+    assert axis.lines[3].get_ydata()[0] == 1.5
+    shown = {text.get_text() for text in axis.texts}
+    assert shown == {"with", "without\nheads", "whole", "apart"}
