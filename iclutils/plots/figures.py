@@ -266,8 +266,8 @@ def dot_pairs(
     fills = [*edges[:2], *["white"] * len(edges[2:])]
     for y, row in enumerate(map(rows.__getitem__, order)):
         ax.plot(row, [y] * len(row), color=GREY, lw=1, zorder=1)
-        look = {"fc": fills[: len(row)][::-1], "ec": edges[: len(row)][::-1], "clip_on": False}
-        ax.scatter(row[::-1], [y] * len(row), **look)
+        inside, around = (x[: len(row)][::-1] for x in (fills, edges))
+        ax.scatter(row[::-1], [y] * len(row), fc=inside, ec=around, clip_on=False)
         if len(row) > 2 and row[2] > max(row[:2]) + 0.02:
             lowest = row[2] + 0.03 * high, y  # has the name of the third dot
     for name, colour in [*colours.items()][2:]:

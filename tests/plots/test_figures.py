@@ -59,7 +59,8 @@ def test_pairs_of_dots_stand_in_the_order_of_loss_and_some_below_a_line():
     figure = figures.dot_pairs(rows, colours, "finding", "share", 1, ["c"], "apart")
     (axis,) = figure.axes
     assert [text.get_text() for text in axis.get_yticklabels()] == ["b", "a", "c"]
-    assert [line.get_xdata() for line in axis.lines[:3]] == [rows["b"], rows["a"], rows["c"]]
+    drawn = [list(np.asarray(line.get_xdata())) for line in axis.lines[:3]]
+    assert drawn == [rows["b"], rows["a"], rows["c"]]
     assert axis.lines[3].get_ydata()[0] == 1.5
     shown = {text.get_text() for text in axis.texts}
     assert shown == {"with", "without\nheads", "whole", "apart"}
