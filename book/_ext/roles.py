@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 
 from docutils import nodes
-from scipy.special import stdtrit as student_quantile
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
 from iclutils import claims, scorecard
-from iclutils.claims.verdicts import UNDEFINED
+from iclutils.claims.verdicts import UNDEFINED, interval
 from iclutils.errors import IclError, unknown
 
 from .markdown import results
@@ -64,8 +63,7 @@ class Number(SphinxRole):
         short = UNDEFINED if value is None else f"{value:{form}}"
         fields["short"] = short.replace("-", scorecard.MINUS)
         if value is not None and entry.result.count > 1:
-            reach = entry.result.spread * student_quantile(entry.result.count - 1, 0.975)
-            low, high = value - reach, value + reach
+            low, high = interval(value, entry.result.spread, entry.result.count)
             fields["interval"] = f"{low:.2f} to {high:.2f}".replace("-", scorecard.MINUS)
             fields["interval_percent"] = f"{100 * low:.0f} to {100 * high:.0f} %"
         if field not in fields:

@@ -36,9 +36,8 @@ def judge_mean(
 ) -> str:
     """Judge a mean, given with its standard error and the number of repetitions, whatever its null;
     no repetition can lie outside ``possible``."""
-    (value, spread, count), (low, high) = mean, possible
-    reach = spread * _reach(count)
-    first, last = max(low, value - reach), min(high, value + reach)
+    (first, last), (low, high), value = interval(*mean), possible, mean[0]
+    first, last = max(low, first), min(high, last)
     inside = [x for text in criteria.values() for x in bounds(text) if first < x < last]
     points = [first, value, last, *inside]
     strong, weaker = (criterion(criteria.get(k, criteria["holds"])) for k in CRITERIA)
@@ -75,6 +74,12 @@ def difference(result: Result, null: Result | None) -> tuple[float, float, float
         return None
     reach = error * float(student_quantile(freedom, 0.975))
     return value, value - reach, value + reach
+
+
+def interval(value: float, spread: float, count: int) -> tuple[float, float]:
+    """Return the 95 % interval of a mean, from its standard error and how many it is of."""
+    reach = spread * _reach(count)
+    return value - reach, value + reach
 
 
 @cache
