@@ -24,7 +24,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from matplotlib.typing import ColorType
 from torch import Tensor
@@ -221,30 +220,21 @@ def shares(
     return figure
 
 
-def dots(
-    panels: Mapping[str, Mapping[str, Mapping[str, Values]]], colours: Sequence[str] = COLOURS
-) -> Figure:
-    """Draw rows of dots, the first on top: a panel for each quantity, in it a row for each name, in
-    it every value of each series, in the colour of the series.
+def dots(panels: Mapping[str, Mapping[str, Values]]) -> Figure:
+    """Draw rows of dots, the first on top: a panel for each quantity, in it a row for each name.
+    The dots of a row stand one below the other, the lowest value on top: equal ones are seen.
     """
-    series = list(dict.fromkeys(n for lines in panels.values() for x in lines.values() for n in x))
-    width = 7.0 if len(panels) > 1 else 4.2
-    in_a_row = len(series) if sum(map(len, series)) + 6 * len(series) < 12 * width else 1
-    tall = 1.0 + 0.32 * max(map(len, panels.values())) + 0.2 * math.ceil(len(series) / in_a_row)
-    figure, axes = canvas(len(panels), width, tall)
-    for ax, (quantity, lines) in zip(axes, panels.items(), strict=True):
-        for height, values in enumerate(lines.values()):
-            for name, points in values.items():
-                place = series.index(name)
-                shift = 0.3 * (place - (len(series) - 1) / 2) / max(1, len(series) - 1)
-                ax.plot(points, [height + shift] * len(points), "o", ms=5, alpha=0.75, mew=0,
-                        color=colours[place])  # fmt: skip
-        ax.set_yticks(range(len(lines)), list(lines))
-        ax.set(xlabel=quantity, ylim=(len(lines) - 0.5, -0.5))
-        ax.grid(axis="y", color=GREY, alpha=0.25)
-    marks = [Line2D([], [], ls="", marker="o", color=colours[i]) for i in range(len(series))]
-    if len(series) > 1:
-        figure.legend(marks, series, loc="outside lower center", ncols=in_a_row)
+    tall = 1.0 + 0.42 * max(map(len, panels.values()))
+    figure, axes = canvas(len(panels), 7.0 if len(panels) > 1 else 4.2, tall)
+    for ax, (quantity, rows) in zip(axes, panels.items(), strict=True):
+        for row, values in enumerate(rows.values()):
+            middle = (len(values) - 1) / 2
+            heights = [row + 0.16 * (i - middle) for i in range(len(values))]
+            ax.plot(sorted(values), heights, "o", ms=4.5, mew=0, color=ORANGE)
+        ax.set_yticks(range(len(rows)), list(rows))
+        ax.set(xlabel=quantity, ylim=(len(rows) - 0.5, -0.5))
+        for between in range(1, len(rows)):
+            ax.axhline(between - 0.5, color=GREY, lw=0.8, alpha=0.25)
     return figure
 
 
