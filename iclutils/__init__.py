@@ -13,11 +13,9 @@ Each notebook has a module of its name in ``iclutils.chapters``:
 The names below are imported when they are first used, so that an import takes milliseconds.
 """
 
-import gc
 import os
 import warnings
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 # Before torch is imported: a thread that waits sleeps, so that other programs are not in its way.
@@ -36,19 +34,6 @@ __all__ = ["IclError", "Session", "begin"]
 _MODULES = {"IclError": "errors", "Session": "session", "begin": "session"}
 
 
-def import_lasting(module: str) -> ModuleType:
-    """Import a module while Python's collector of garbage rests, which then never looks at what is
-    imported: to look through it again and again takes a fifth of the time of an import."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        return import_module(module)
-    finally:
-        gc.freeze()
-        if was_on:
-            gc.enable()
-
-
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib import metadata  # takes longer than all the rest
@@ -56,4 +41,4 @@ def __getattr__(name: str) -> Any:
         return metadata.version("iclutils")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_lasting(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

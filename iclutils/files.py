@@ -81,18 +81,11 @@ def write_sums(folder: Path) -> None:
 
 
 def check_sums(folder: Path, names: list[str], cure: str) -> None:
-    """Compare files with the checksums that ``folder/SHA256SUMS`` records; a message about one that
-    is missing, not listed or damaged ends with the ``cure``."""
+    """Refuse files that are not those whose checksums ``folder/SHA256SUMS`` records, with the
+    ``cure``."""
     listing = folder / "SHA256SUMS"
-    if not listing.is_file():
-        raise IclError(f"{folder} has no SHA256SUMS. {cure}")
-    lines = (line.partition("  ") for line in listing.read_text(encoding="utf-8").splitlines())
-    sums = {name: digest for digest, _, name in lines}
-    for name in names:
-        path = folder / name
-        if not path.is_file():
-            raise IclError(f"{path} is missing. {cure}")
-        if name not in sums:
-            raise IclError(f"{path} is not listed in {listing}. {cure}")
-        if sha256(path) != sums[name]:
-            raise IclError(f"{path} does not match its recorded SHA-256: it is damaged. {cure}")
+    lines = listing.read_text(encoding="utf-8").splitlines() if listing.is_file() else []
+    sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    for path, name in ((folder / name, name) for name in names):
+        if not path.is_file() or sha256(path) != sums.get(name):
+            raise IclError(f"{path} is missing, or damaged: {listing.name} has another. {cure}")

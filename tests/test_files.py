@@ -51,15 +51,15 @@ def test_whole_files_pass_as_they_do_for_sha256sum(folder):
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    "damage",
     [
-        (lambda f: (f / "weights").write_bytes(b"\x00\x02"), "does not match"),
-        (lambda f: (f / "weights").unlink(), "is missing"),
-        (lambda f: (f / "SHA256SUMS").write_text(""), "is not listed"),
-        (lambda f: (f / "SHA256SUMS").unlink(), "has no SHA256SUMS"),
+        lambda f: (f / "weights").write_bytes(b"\x00\x02"),
+        lambda f: (f / "weights").unlink(),
+        lambda f: (f / "SHA256SUMS").write_text(""),
+        lambda f: (f / "SHA256SUMS").unlink(),
     ],
 )
-def test_damage_is_named_with_its_cure(folder, damage, message):
+def test_damage_is_named_with_its_cure(folder, damage):
     damage(folder)
-    with pytest.raises(IclError, match=f"{message}.*{CURE}"):
+    with pytest.raises(IclError, match=f"weights is missing, or damaged.*{CURE}"):
         check_sums(folder, ["weights"], CURE)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-from importlib import import_module
-from typing import Any
 
 from iclutils.errors import unknown
 from iclutils.zoo import HELD_OUT
@@ -12,27 +10,19 @@ from iclutils.zoo import HELD_OUT
 from . import lsa, regression
 from .loop import Recipe
 
-# Shipped language models: module, function and arguments of each recipe. Their modules import
-# transformers, for seconds: when one is asked for.
-_LANGUAGE: dict[str, tuple[str, str, dict[str, Any]]] = (
-    {f"induction-{seed}": ("induction", "recipe", {"seed": seed}) for seed in (0, *HELD_OUT)}
-    | {"detour": ("induction", "offset_induction", {"seed": 2})}
-    | {f"anchors-{seed}": ("label_words", "recipe", {"seed": seed}) for seed in (0, *HELD_OUT)}
-    | {
-        f"anchors-narrow-{seed}": ("label_words", "recipe", {"seed": seed, "heads": 8})
-        for seed in HELD_OUT[:2]
-    }
-)
+SEEDS = (0, *HELD_OUT)
+LANGUAGE = [f"{kind}-{seed}" for kind in ("induction", "anchors") for seed in SEEDS]
+LANGUAGE += ["detour", *(f"anchors-narrow-{seed}" for seed in HELD_OUT[:2])]
 
 
 def names() -> list[str]:
     """List the shipped models, each of which can be trained again."""
-    return [*_LANGUAGE, *regression.SHIPPED, *lsa.SHIPPED]
+    return [*LANGUAGE, *regression.SHIPPED, *lsa.SHIPPED]
 
 
 def all_names() -> list[str]:
     """List all recipes: of shipped models, of those whose curves ship, and of paper size."""
-    from . import phase_change
+    from . import phase_change  # imports transformers, for seconds
 
     return [*names(), *phase_change.names(), *regression.MAP, *regression.PAPER]
 
@@ -45,16 +35,20 @@ def matching(pattern: str) -> list[str]:
 
 
 def recipe(name: str, device: str = "cpu") -> Recipe:
-    """Make the recipe of that name; ``device`` is for regressions, language models use the CPU."""
+    """Make the recipe of that name; ``device`` is for regressors, language models use the CPU."""
     if name in lsa.SHIPPED:
         return lsa.recipe(name, device)
     if name in regression.SHIPPED | regression.MAP | regression.PAPER:
         return regression.recipe(name, device)
-    if name in _LANGUAGE:
-        module, function, arguments = _LANGUAGE[name]
-        return getattr(import_module(f".{module}", __name__), function)(**arguments)
-    from . import phase_change
+    from . import induction, label_words, phase_change
 
     if name in phase_change.names():
         return phase_change.recipe(name)
-    raise unknown("recipe", name, all_names())
+    if name not in LANGUAGE:
+        raise unknown("recipe", name, all_names())
+    if name == "detour":
+        return induction.offset_induction(seed=2)
+    kind, _, seed = name.rpartition("-")
+    if kind == "induction":
+        return induction.recipe(int(seed))
+    return label_words.recipe(int(seed), heads=8 if kind == "anchors-narrow" else 4)

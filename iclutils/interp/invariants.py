@@ -2,14 +2,13 @@
 
 Architectures differ in what stands between a part and the residual stream: a norm before it, after
 it or on either side, a factor, an MLP beside the heads in place of after them. ``blocks`` finds out
-from the few tokens that were read when the model was loaded (``models.trace``), and compares every
-part with what the model did itself. A model that fits no known way is refused with the size of the
-gap: a measure is right or refused.
+from one pass over a few tokens (``trace``), and compares every part with what the model did itself.
+A model that fits no known way is refused: a measure is right or refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, wraps
@@ -24,13 +23,13 @@ from torch.nn import functional
 from ..errors import IclError
 from ..models import TransformerBridge, logits
 from ..models.checkpoint import first_line
-from ..models.trace import ATTENTION, CHANGED, END, LOGITS, NORMAL, READ, Trace, trace, traced
+from .trace import ATTENTION, CHANGED, END, LOGITS, NORMAL, READ, Trace, trace
 
 TOLERANCE = 1e-4  # of the largest value: float32 rounds at 1e-7, other architectures differ by 0.1
 PROBE = 3  # tokens that are compared: with one, a norm whose weights are equal would be a factor
 COLUMNS = 512  # of the unembedding that are compared, at least, or all
-GATE = ["attn", "hook_in"]  # queries, keys and values alone may be made of it
-FED = ["mlp", "hook_in"]  # what the MLP writes may be made of it alone
+GATE = "attn.hook_in"  # queries, keys and values alone may be made of it
+FED = "mlp.hook_in"  # what the MLP writes may be made of it alone
 
 Stream = Float[Tensor, "*#lead d_model"]
 Norm = Callable[[Tensor], Tensor]
@@ -38,8 +37,7 @@ Answer = TypeVar("Answer")
 
 
 def once(ask: Callable[[TransformerBridge], Answer]) -> Callable[[TransformerBridge], Answer]:
-    """Ask a question of each model once; what cannot be asked of it is a refusal, too. Before one
-    the model is traced anew, since its weights may have been changed after it was loaded."""
+    """Ask a question of each model once; what cannot be asked of it is a refusal, too."""
     answers: WeakKeyDictionary[TransformerBridge, Answer] = WeakKeyDictionary()
 
     @wraps(ask)
@@ -47,11 +45,7 @@ def once(ask: Callable[[TransformerBridge], Answer]) -> Callable[[TransformerBri
     def answer(model: TransformerBridge) -> Answer:
         if model not in answers:
             try:
-                try:
-                    answers[model] = ask(model)
-                except Exception:
-                    trace(model, traced(model).tokens)
-                    answers[model] = ask(model)
+                answers[model] = ask(model)
             except IclError:
                 raise
             except Exception as error:  # an architecture may lack any part, or have another shape
@@ -59,6 +53,9 @@ def once(ask: Callable[[TransformerBridge], Answer]) -> Callable[[TransformerBri
         return answers[model]
 
     return answer
+
+
+traced = once(trace)
 
 
 @dataclass(frozen=True)
@@ -102,21 +99,16 @@ def freeze(norm: Norm, at: Stream) -> Frozen | None:
 
 @dataclass(frozen=True)
 class Block:
-    """How one block reads the residual stream and writes to it.
+    """How one block reads the residual stream and writes to it."""
 
-    ``heads_read``, ``mlp_read``: the norm before them, None without one. ``parallel``: the MLP
-    reads the stream that the heads read. ``after``: what becomes of all that the heads write
-    together, ``W_O`` and bias included, before it is added to the stream: a norm if ``normed``,
-    else a factor, which is 1 for most.
-    """
-
-    heads_read: Norm | None
+    heads_read: Norm | None  # the norm before them, if there is one
     mlp_read: Norm | None
-    parallel: bool
+    parallel: bool  # the MLP reads the stream that the heads read
     out: Float[Tensor, "head d_head d_model"]
     bias: Tensor | None
+    # What becomes of all that the heads write together, bias included, on its way to the stream.
     after: Norm = lambda stream: stream
-    normed: bool = False
+    normed: bool = False  # ``after`` is a norm; else a factor, which is 1 for most
 
     def written(self, z: Float[Tensor, "*#lead head d_head"]) -> Stream:
         """Return what all heads write together, before factor and norm."""
@@ -161,8 +153,8 @@ def blocks(model: TransformerBridge) -> tuple[Block, ...]:
     """Return how each block reads and writes, or refuse the model.
 
     What reads must read what a norm makes of the stream, the parts must sum to the stream, and
-    what is changed at a part must reach what the block gives. Nothing is run: loading the model
-    left a ``trace``. For the weights of readers, see ``check_channels``.
+    what is changed at a part must reach what the block gives, and nothing else. For the weights of
+    readers, see ``check_channels``.
     """
     run, layers = traced(model), range(model.cfg.n_layers)
     names = {f"blocks.{layer}.{part}" for layer in layers for part in (*CHANGED, *READ)} | {END}
@@ -173,32 +165,28 @@ def blocks(model: TransformerBridge) -> tuple[Block, ...]:
     every = tuple(_wiring(model, layer) for layer in layers)
     stream = run.seen[f"blocks.{layers[-1]}.hook_out"]
     _require(model, run.seen[END], stream, "what the final norm reads")
-    if fault := _fault(run, layers):
-        _refuse(model, fault)
+    _check_paths(model, run)
     return every
 
 
-def _fault(run: Trace, layers: Iterable[int]) -> str:
-    """Tell where a change does not reach what it should, or reaches what it should not."""
-    whole = run.behind(LOGITS)
-    ends = [(f"blocks.{i}.hook_out", {f"blocks.{i}.{part}" for part in CHANGED}) for i in layers]
-    for end, parts in [*ends, (LOGITS, {END})]:
-        reached = whole if end == LOGITS else run.behind(end, end.replace("out", "in"))
-        if lost := sorted(parts - reached):
-            return f"a change at {lost[0]} does not reach {end}"
-    whole.add(LOGITS)
+def _check_paths(model: TransformerBridge, run: Trace) -> None:
+    """Refuse a model in which a change does not reach what it should, or reaches more."""
+    whole = run.behind(LOGITS) | {LOGITS}
+    for at in (f"blocks.{layer}." for layer in range(model.cfg.n_layers)):
+        parts = {at + part for part in CHANGED}
+        if lost := parts - run.behind(f"{at}hook_out", f"{at}hook_in") or {END} - whole:
+            _refuse(model, f"a change at {min(lost)} does not reach what follows")
     for name in (name for name in run.sources if name in whole):
-        for source in sorted(run.sources[name]):
-            block, layer, *part = source.split(".")
-            if not name.startswith(f"{block}.{layer}."):
-                if part not in ([], ["hook_out"]):
-                    return f"{name} reads {source}, past what that block gives"
-            elif part == GATE and not name.endswith(CHANGED[:3]):
-                where = f"in layer {layer} heads read more of the stream than queries, keys and"
-                return f"{where} values do (a gate?)"
-            elif name.endswith(".hook_mlp_out") and part != FED:
-                return f"in layer {layer} something beside the MLP reads the stream (experts?)"
-    return ""
+        block, layer, *_ = name.split(".") if "." in name else (name, "")
+        sources = {source.removeprefix(f"{block}.{layer}.") for source in run.sources[name]}
+        past = {x for x in sources if x.startswith("blocks.") and not x.endswith("hook_out")}
+        if past:
+            _refuse(model, f"{name} reads {min(past)}, past what that block gives")
+        if GATE in sources and not name.endswith(CHANGED[:3]):
+            more = "heads read more of the stream than queries, keys and values do (a gate?)"
+            _refuse(model, f"in layer {layer} {more}")
+        if name.endswith(".hook_mlp_out") and sources != {FED}:
+            _refuse(model, f"in layer {layer} something beside the MLP reads the stream (experts?)")
 
 
 def _wiring(model: TransformerBridge, layer: int) -> Block:
@@ -278,15 +266,14 @@ def _norms(model: TransformerBridge, owner: Any) -> Iterator[Norm]:
 def check_editable(model: TransformerBridge) -> None:
     """Refuse a model in which an edit of attention patterns, or of the scores before them, changes
     nothing: some (GPT-J, OPT) compute attention on their own, and it is shown afterwards."""
-    run = traced(model)
-    whole = run.behind(LOGITS)
-    for scores, rows in ([f"blocks.{i}.{x}" for x in ATTENTION] for i in range(model.cfg.n_layers)):
-        if scores not in run.behind(rows) or rows not in whole:
-            raise IclError(
-                "This model shows its attention only after using it, so editing the attention, or "
-                "a gradient through it, would silently come to nothing. Use a model like GPT-2, "
-                "GPT-NeoX or Llama."
-            )
+    reached = traced(model).behind(LOGITS)
+    names = {f"blocks.{i}.{part}" for i in range(model.cfg.n_layers) for part in ATTENTION}
+    if names - reached:
+        raise IclError(
+            "This model shows its attention only after using it, so editing the attention, or "
+            "a gradient through it, would silently come to nothing. Use a model like GPT-2, "
+            "GPT-NeoX or Llama."
+        )
 
 
 @once

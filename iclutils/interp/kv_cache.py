@@ -18,10 +18,9 @@ from transformers import DynamicCache
 
 from ..errors import IclError
 from ..models import TransformerBridge, check_tokens
-from ..models.trace import traced
 from ..tasks.prompts import Prompts, Role
 from .hooks import Hook, at_positions
-from .invariants import TOLERANCE, gap, once, window
+from .invariants import TOLERANCE, gap, once, traced, window
 from .readout import check_prompts
 
 Keep = Bool[Tensor, "batch pos"]

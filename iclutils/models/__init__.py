@@ -6,9 +6,8 @@ networks that read numbers do without.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from .. import import_lasting
 
 if TYPE_CHECKING:
     from transformer_lens import ActivationCache
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
         check_tokens,
         edit_weights,
         encode,
-        kind,
         load,
         local_folder,
         logits,
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
         start_tokens,
         text_tokenizer,
         token_ids,
-        tokenizer,
         word_tokenizer,
     )
 
@@ -41,12 +38,12 @@ _LIBRARIES = {
     "get_act_name": "transformer_lens.utilities",
     "PreTrainedModel": "transformers",
 }
-_ROOMS = ("checkpoint", "language", "lsa", "regressors", "storage", "trace")
+_ROOMS = ("checkpoint", "language", "lsa", "regressors", "storage")
 
 
 def __getattr__(name: str) -> Any:
     if name.startswith("_") or name in _ROOMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_lasting(_LIBRARIES.get(name, f"{__name__}.language"))
+    module = import_module(_LIBRARIES.get(name, f"{__name__}.language"))
     value = globals()[name] = getattr(module, name)
     return value

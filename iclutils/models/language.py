@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +29,7 @@ from transformer_lens.model_bridge.generalized_components import (
     RMSNormalizationBridge,
 )
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     BatchEncoding,
     PreTrainedModel,
@@ -40,15 +40,15 @@ from transformers import (
 
 from .. import zoo
 from ..errors import IclError, unknown
-from ..files import check_sums, read_json, sha256
+from ..files import read_json, sha256
 from ..zoo import smollm2
 from . import checkpoint
 from .checkpoint import start_tokens as start_tokens
-from .trace import trace
 
 logging.disable_progress_bar()
 
 Tokens = PreTrainedTokenizerBase | Literal["numbers"] | None
+NUMBERS = ("in-context regressors", "solvers")  # networks that read no tokens, see ``storage``
 CACHE_ROUNDING = 1e-2  # of the largest logit: float32 gives 1e-6 to 1e-4, an empty cache .1 to 1
 ROUNDING = 1e-4  # of the largest log-probability: float32 gives 1e-6, another network 1e-3 to 1
 PROBE, SHORT_WINDOW = 8, 64  # tokens that a loaded network is compared on, beyond a short window
@@ -106,8 +106,7 @@ def load(
     """
     name = str(name_or_path)
     folder = _folder(name, step)
-    checkpoint.refuse(folder, name)
-    stored = sum(path.stat().st_size for path in checkpoint.weights(folder)) / 2**30
+    stored = sum(path.stat().st_size for path in folder.glob("model*.safetensors")) / 2**30
     if stored > (free := psutil.virtual_memory().available / 2**30):
         raise IclError(
             f"The weights of {name!r} take {stored:.1f} GiB of memory, and {free:.1f} are free. "
@@ -123,41 +122,36 @@ def load(
     if tokenizer is None:
         tokenizer = checkpoint.tokenizer(folder, name)
     words = tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None
-    size = network.config.get_text_config().vocab_size
+    size = network.config.vocab_size
     first = checkpoint.bos(folder, size, words)
-    network = network.to(device)
+    network = network.to(device).eval()
     tokens = _probe(network).to(device)
-    expected = checkpoint.log_probabilities(network, tokens, name)
-    network = checkpoint.fuse_gelu(checkpoint.write_out(network))
     try:
+        with torch.no_grad():
+            expected = network(tokens).logits.log_softmax(-1)
+        network = checkpoint.fuse_gelu(checkpoint.write_out(network))
         bridge = TransformerBridge.boot_transformers(
             str(folder), hf_model=network, tokenizer=_numbers(size, first), device=device
         )
-    except Exception as error:  # it raises many types
-        kind = network.config.model_type
-        reason = checkpoint.first_line(error).split(" Available")[0].rstrip(".")  # a long list
-        raise IclError(
-            f"{name!r} could not be loaded: TransformerLens does not support this architecture "
-            f"({kind}), or one of its options ({reason})."
-        ) from error
-    bridge.eval().requires_grad_(False)
-    _fuse_norms(bridge)
-    bridge.cfg.bos_token_id = first
-    bridge.cfg.n_ctx = checkpoint.turned_alike(network.config, bridge.cfg.n_ctx)
-    if words is not None:
-        _give_words(bridge, words)
-    elif tokenizer is None and not zoo.has(name):
-        bridge.tokenizer = None
-    try:
+        bridge.eval().requires_grad_(False)
+        _fuse_norms(bridge)
+        bridge.cfg.bos_token_id = first
+        bridge.cfg.n_ctx = checkpoint.turned_alike(network.config, bridge.cfg.n_ctx)
+        if words is not None:
+            _give_words(bridge, words)
+        elif tokenizer is None and not zoo.has(name):
+            bridge.tokenizer = None
         _examine(bridge, name, tokens, expected)
         if fold:
             _fold(bridge, name, tokens, expected)
     except IclError:
         raise
-    except Exception as error:  # of code that TransformerLens has for another option
+    except Exception as error:  # the libraries raise many types
+        kind = network.config.model_type
+        reason = checkpoint.first_line(error).split(" Available")[0].rstrip(".")  # a long list
         raise IclError(
-            f"{name!r} is of an architecture that TransformerLens loads, but cannot run with these "
-            f"options ({type(error).__name__}: {checkpoint.first_line(error)}). Use another model."
+            f"{name!r} could not be loaded: TransformerLens does not support this architecture "
+            f"({kind}), or one of its options ({reason})."
         ) from error
     return bridge
 
@@ -208,38 +202,28 @@ def _give_words(bridge: TransformerBridge, tokenizer: PreTrainedTokenizerBase) -
 
 def _examine(bridge: TransformerBridge, name: str, tokens: Tensor, expected: Tensor) -> None:
     """Refuse a network whose attention cannot be seen, or that is not the one on disk."""
-    watched = trace(bridge, tokens)
-    logits, seen = watched.logits, watched.seen
-    pattern, z = (seen.get(f"blocks.0.attn.hook_{part}") for part in ("pattern", "z"))
-    if pattern is None:
+    if not bool(expected.isfinite().all()):
+        raise IclError(f"{name!r} predicts NaN or infinite numbers: take an earlier checkpoint.")
+    with torch.no_grad():
+        logits, cache = bridge.run_with_cache(tokens)
+    seen, heads = cache.cache_dict, bridge.cfg.n_heads
+    for layer in range(bridge.cfg.n_layers):
+        pattern, z = (seen.get(f"blocks.{layer}.attn.hook_{x}") for x in ("pattern", "z"))
+        if pattern is None or z is None or z.shape[:-1] != (*tokens.shape, heads):
+            raise IclError(
+                f"{name!r} does not show in every layer to what each of its heads attends and what "
+                "it writes, so this package cannot look into it. Use a decoder model with as many "
+                "heads of queries, keys and values in every layer, such as GPT-2."
+            )
+        if bool(pattern[..., 0, 1].any()):
+            raise IclError(
+                f"{name!r} reads in both directions, as BERT does: its first token attends to the "
+                "second. Use a decoder model, such as GPT-2."
+            )
+    shared = getattr(bridge.cfg, "n_key_value_heads", None) or heads
+    if shared != heads:
         raise IclError(
-            f"{name!r} does not expose attention patterns, so this package cannot look into it. "
-            "Use a decoder model with softmax attention, such as GPT-2."
-        )
-    if bool(pattern[..., 0, 1].any()):
-        raise IclError(
-            f"{name!r} reads in both directions, as BERT does: its first token attends to the "
-            "second. Use a decoder model, such as GPT-2."
-        )
-    if z is None or z.shape[:-1] != (*tokens.shape, bridge.cfg.n_heads):
-        raise IclError(
-            f"{name!r} does not expose what each of its heads writes, so this package cannot look "
-            "into it. Use a model whose heads have queries, keys and values, such as GPT-2."
-        )
-    if len(counts := {x.shape[-2] for part, x in seen.items() if part.endswith("hook_z")}) > 1:
-        raise IclError(
-            f"The layers of {name!r} have {' or '.join(map(str, sorted(counts)))} heads, and the "
-            "measures of this package need as many in each. Use a model such as GPT-2 or Llama."
-        )
-    if (layers := sum(name.endswith("hook_pattern") for name in seen)) < bridge.cfg.n_layers:
-        raise IclError(
-            f"{name!r} has attention in {layers} of its {bridge.cfg.n_layers} layers, and the "
-            "measures of this package need it in each. Use a model such as GPT-2 or Llama."
-        )
-    shared = getattr(bridge.cfg, "n_key_value_heads", None) or bridge.cfg.n_heads
-    if shared != bridge.cfg.n_heads:
-        raise IclError(
-            f"In {name!r} {bridge.cfg.n_heads} heads share keys and values ({shared} in all) in a "
+            f"In {name!r} {heads} heads share keys and values ({shared} in all) in a "
             "way that this package cannot write out for each head. Use a model with separate "
             "projections, such as Llama, Mistral or Qwen, or one without grouped heads."
         )
@@ -270,15 +254,8 @@ def _fold(bridge: TransformerBridge, name: str, tokens: Tensor, expected: Tensor
     sinks = any("sinks" in parameter for parameter, _ in bridge.named_parameters())
     capped = (getattr(bridge.cfg, "output_logits_soft_cap", None) or 0.0) > 0  # logits that count
     options = {"fold_value_biases": not sinks, "center_unembed": not capped}
-    try:
-        bridge.enable_compatibility_mode(disable_warnings=True, **options)
-        gap = _gap(trace(bridge.requires_grad_(False), tokens).logits, expected)
-    except Exception as error:  # it raises many types
-        raise IclError(
-            f"The norms of {name!r} cannot be folded into its weights "
-            f"({checkpoint.first_line(error)}): load it with fold=False."
-        ) from error
-    if gap:
+    bridge.enable_compatibility_mode(disable_warnings=True, **options)
+    if gap := _gap(logits(bridge.requires_grad_(False), tokens), expected):
         raise IclError(
             f"With its norms folded into its weights {name!r} is another network: its "
             f"log-probabilities are up to {gap:.2g} nats away. Load it with fold=False."
@@ -286,12 +263,9 @@ def _fold(bridge: TransformerBridge, name: str, tokens: Tensor, expected: Tensor
 
 
 def _check_cache(bridge: Any, name: str, tokens: Tensor, whole: Tensor) -> None:
-    """Refuse a network that forgets what it has read into a cache of keys and values.
-
-    Of two libraries that do not fit, one can hand the cache on by a name that the other does not
-    know: then it stays empty, without an error, and logits are wrong by nats. ``whole`` are those
-    of the last of three ``tokens``, read without one.
-    """
+    """Refuse a network that forgets what it has read into a cache of keys and values, as where
+    one of two libraries hands it on by a name that the other does not know. ``whole`` are the
+    logits of the last of three ``tokens``, read without one."""
     if "past_key_values" not in inspect.signature(bridge.original_model.forward).parameters:
         return
     with torch.no_grad():
@@ -299,13 +273,10 @@ def _check_cache(bridge: Any, name: str, tokens: Tensor, whole: Tensor) -> None:
         again = bridge(tokens[:, 2:], past_key_values=past)[0, -1]
     gap, scale = float((whole - again).abs().max()), float(whole.abs().max())
     if gap > CACHE_ROUNDING * max(scale, 1.0):
-        names = ("transformers", "transformer-lens")
-        versions = (f"{each} {metadata.version(each)}" for each in names)
         raise IclError(
             f"{name!r} gives other logits with a cache of keys and values than without ({gap:.2g}, "
-            f"of logits up to {scale:.2g}): {' and '.join(versions)} do not fit here. Install "
-            "versions that pyproject.toml admits (pip install iclutils again); if you have them, "
-            "use another model."
+            f"of logits up to {scale:.2g}). Install the versions of transformers and "
+            "transformer-lens that pyproject.toml admits; if you have them, use another model."
         )
 
 
@@ -339,7 +310,7 @@ def random_init(
     """
 
     def untrained(folder: Path, name: str) -> PreTrainedModel:
-        config = checkpoint.config(folder, name)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
             network = AutoModelForCausalLM.from_config(
@@ -357,25 +328,16 @@ def local_folder(name: str) -> Path | None:
     A name is a name, whatever lies in the current folder: ``gpt2`` is the published model,
     ``./gpt2`` a folder.
     """
-    known = zoo.has(name) or name == smollm2.NAME or name.partition("@")[0] in HUB
+    known = zoo.has(name) or name == smollm2.NAME or name in HUB
     folder = Path(name).expanduser()
     return folder if name and not known and folder.is_dir() else None
-
-
-def kind(name: str) -> str:
-    """Return what a name or folder holds: ``in-context regressors``, ``solvers`` or, for anything
-    that reads tokens, ``transformer``."""
-    folder = zoo.folder(name) if zoo.has(name) else local_folder(name)
-    config = folder / "config.json" if folder else Path()
-    found = read_json(config).get("model_type") if config.is_file() else None
-    return found if found in checkpoint.OWN else "transformer"
 
 
 def _folder(name: str, step: int | None) -> Path:
     """Return the folder that holds a model; a published one is fetched."""
     if zoo.has(name):
         folder = zoo.folder(name, step)
-        if kind(name) != "transformer":
+        if read_json(folder / "config.json")["model_type"] in NUMBERS:
             raise IclError(
                 f"{name!r} reads no tokens: load it with iclutils.models.regressors.load or "
                 "iclutils.models.lsa.load."
@@ -384,13 +346,8 @@ def _folder(name: str, step: int | None) -> Path:
     if step is not None:
         raise IclError(f"Only zoo models have training steps, and {name!r} is not one of them.")
     if own := local_folder(name):
-        if (own / "SHA256SUMS").is_file():
-            listed = [p.name for p in own.glob("*.safetensors")] + ["config.json"]
-            check_sums(own, listed, "Copy the folder again.")
         return own
-    if name == smollm2.NAME:
-        return smollm2.folder()
-    return _fetch(name)
+    return smollm2.folder() if name == smollm2.NAME else _fetch(name)
 
 
 def bos(model: TransformerBridge) -> int:
@@ -404,19 +361,15 @@ def bos(model: TransformerBridge) -> int:
     return int(token)
 
 
-def tokenizer(model: TransformerBridge) -> PreTrainedTokenizerBase:
-    """Return the model's Hugging Face tokenizer. To encode text with it, see ``encode``."""
-    if model.tokenizer is None:
+def text_tokenizer(model: TransformerBridge) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a model that reads text; refuse one whose tokens are numbers. To
+    encode text with it, see ``encode``."""
+    reader = model.tokenizer
+    if reader is None:
         raise IclError(
             "This model has no tokenizer: put its tokenizer.json beside its weights, or give one "
             "to iclutils.models.load as tokenizer=."
         )
-    return model.tokenizer
-
-
-def text_tokenizer(model: TransformerBridge) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a model that reads text; refuse one whose tokens are numbers."""
-    reader = tokenizer(model)
     if all(word == str(token) for word, token in reader.get_vocab().items()):
         raise IclError("This model reads no text: its tokens are numbers. Choose one with words.")
     return reader
@@ -454,10 +407,8 @@ def check_tokens(model: TransformerBridge, tokens: Int[Tensor, "batch pos"]) -> 
     """Refuse token ids the model cannot read."""
     length, limit = tokens.shape[1], model.cfg.n_ctx
     if length > limit:
-        more = limit < (getattr(model.original_model.config, "max_position_embeddings", 0) or 0)
-        why = ", since it has other rotary positions in longer texts (LongRoPE)" if more else ""
         raise IclError(
-            f"The sequence has {length} tokens and the model reads at most {limit}{why}: "
+            f"The sequence has {length} tokens and the model reads at most {limit}: "
             "use shorter segments or a model with a longer context."
         )
     if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < model.cfg.d_vocab:
@@ -488,23 +439,19 @@ def check_parts(model: TransformerBridge, names: Iterable[str], parts: Container
 
 def _pinned(name: str) -> HubModel:
     """Return the pins of a hub repository; refuse a name that is neither known nor pinned."""
-    name, _, revision = name.partition("@")
-    known = HUB.get(name)
-    if known is None and "/" not in name:
-        raise unknown(
-            "model", name, [*zoo.names(), smollm2.NAME, *HUB, "a folder on disk", "owner/name"]
-        )
-    if name.startswith((".", "/", "~")):
-        raise IclError(f"There is no folder {name!r}.")
-    if known is None and not re.fullmatch(r"[0-9a-f]{40}", revision):
+    if name in HUB:
+        return HUB[name]
+    if "/" not in name:
+        known = [*zoo.names(), smollm2.NAME, *HUB, "a folder on disk", "owner/name"]
+        raise unknown("model", name, known)
+    repo, _, revision = name.partition("@")
+    if not re.fullmatch(r"[0-9a-f]{40}", revision):
         raise IclError(
-            f"{name!r} is no folder on disk, and a hub model must be pinned: write "
-            f"{name}@COMMIT with the full 40-hex commit, which its page shows under 'Files and "
-            f"versions'; got {revision!r}."
+            f"There is no folder {name!r} on disk, and a hub model must be pinned: write "
+            f"{repo}@COMMIT with the full 40-hex commit, which its page shows under 'Files and "
+            "versions'."
         )
-    if known is not None and revision not in ("", known.revision):
-        raise IclError(f"{name!r} is pinned to revision {known.revision}; leave yours out.")
-    return known or HubModel(name, revision, {})
+    return HubModel(repo, revision, {})
 
 
 def _fetch(name: str) -> Path:

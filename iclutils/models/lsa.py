@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..errors import IclError, unknown
+from ..errors import IclError
 from .storage import Ensemble, draw_stacked
 
 Kind = Literal["linear", "softmax"]
@@ -48,17 +48,13 @@ class Shape:
     strength: float = 0.0  # of the variant: α if regularised, β with negatives
 
     def __post_init__(self) -> None:
-        if self.variant not in get_args(Variant):
-            raise unknown("variant", self.variant, get_args(Variant))
         plain = self.variant == "plain"
         needed = {
             "Attention is linear or softmax.": {*self.attention} <= {*get_args(Kind)},
             "Name one kind, or one for each layer.": len(self.attention) in (1, self.layers),
-            "All sizes are at least 1.": min(self.dim, self.pairs, self.layers, self.heads) >= 1,
-            "clip is a bound above 0, or 0 for none.": 0 <= self.clip < math.inf,
+            f"A variant is one of {get_args(Variant)}.": self.variant in get_args(Variant),
             "Variants have one softmax layer.": plain or self.kinds == ("softmax",),
             "Regularised: set sees_query=True.": self.sees_query or self.variant != "regularised",
-            "Negatives need two pairs.": self.pairs > 1 or self.variant != "negatives",
         }
         for message, holds in needed.items():
             if not holds:

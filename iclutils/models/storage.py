@@ -37,14 +37,8 @@ class Ensemble(nn.Module):
 
         Every weight has the ensemble axis first: ``weight[None]`` for a single network.
         """
-        try:
-            networks = cls(shape, range(min(map(len, weights.values()))))
-            networks.load_state_dict({n: w.detach() for n, w in weights.items()}, assign=True)
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise IclError(
-                f"These weights do not fit {shape}: {error}. Name and shape them as the "
-                "state_dict() of a network of that shape, with the ensemble axis first."
-            ) from error
+        networks = cls(shape, range(min(map(len, weights.values()))))
+        networks.load_state_dict({n: w.detach() for n, w in weights.items()}, assign=True)
         return networks.eval().requires_grad_(False)
 
     def save(self, folder: Path) -> None:
@@ -90,9 +84,7 @@ class Ensemble(nn.Module):
             first = str(error).strip().split("\n")[0]
             raise IclError(
                 f"{folder} does not hold {cls.kind}: {first}. Language models are loaded with "
-                "iclutils.models.load, in-context regressors with iclutils.models.regressors.load, "
-                "linear self-attention with iclutils.models.lsa.load. What chapter 03 asks of a "
-                "language model belongs to the tier real: --tier real."
+                "iclutils.models.load, and chapter 03 asks them at the tier real: --tier real."
             ) from error
         return network.to(device).eval().requires_grad_(False)
 

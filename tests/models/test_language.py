@@ -19,7 +19,7 @@ def test_a_tokenizer_is_the_model_s_own_or_given(tmp_path):
     assert not any(p.requires_grad for p in bare.parameters())
     assert {p.dtype for p in bare.parameters()} == {torch.float32}
     with pytest.raises(IclError, match=r"no tokenizer: .* as tokenizer="):
-        models.tokenizer(bare)
+        models.text_tokenizer(bare)
     numbers = models.load(tmp_path, tokenizer="numbers")
     assert numbers.to_tokens("3 4").tolist() == [[BOS, 3, 4]]
     with pytest.raises(IclError, match="its tokens are numbers"):

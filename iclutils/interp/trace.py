@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformer_lens.model_bridge import TransformerBridge
+
+from ..models import TransformerBridge
 
 # What measures change in a block, and what they read of it besides.
 CHANGED = (*(f"attn.hook_{part}" for part in "qkvz"), "mlp.hook_in", "hook_mlp_out")
@@ -29,12 +29,11 @@ LOGITS = "logits"
 
 @dataclass(frozen=True)
 class Trace:
-    """What one pass over a few tokens showed, by the name of the point; a point that nothing
-    passed is missing."""
+    """What one pass over a few tokens showed, by the name of the point."""
 
     tokens: Int[Tensor, "1 pos"]
     logits: Float[Tensor, "1 pos vocab"]
-    seen: Mapping[str, Tensor]
+    seen: Mapping[str, Tensor]  # without the points that nothing passed
     sources: Mapping[str, set[str]]  # the points that come directly before; of LOGITS, too
     twice: list[str]  # points that something passed more than once
     tuples: bool  # a block hands on a tuple, or a list (GPT-1), with the stream in it
@@ -49,20 +48,10 @@ class Trace:
         return met
 
 
-_TRACES: WeakKeyDictionary[TransformerBridge, Trace] = WeakKeyDictionary()
-
-
-def traced(model: TransformerBridge) -> Trace:
-    """Return the trace that was made when the model was loaded, or, where TransformerLens alone
-    has loaded it, make one."""
-    if model not in _TRACES:
-        few = torch.arange(min(8, model.cfg.n_ctx), device=model.cfg.device)[None]
-        trace(model, few % model.cfg.d_vocab)
-    return _TRACES[model]
-
-
-def trace(model: TransformerBridge, tokens: Int[Tensor, "1 pos"]) -> Trace:
-    """Run a model once and note what passes; ``traced`` returns it from then on."""
+def trace(model: TransformerBridge) -> Trace:
+    """Run a model on eight tokens and note what passes."""
+    few = torch.arange(1, min(8, model.cfg.n_ctx) + 1, device=model.cfg.device)[None]
+    tokens = few * 7919 % model.cfg.d_vocab
     parts, layers = (*CHANGED, *READ, *ATTENTION), range(model.cfg.n_layers)
     names = [f"blocks.{layer}.{part}" for layer in layers for part in parts] + [END, NORMAL]
     begins, seen = dict[object, str](), dict[str, Tensor]()
@@ -99,5 +88,4 @@ def trace(model: TransformerBridge, tokens: Int[Tensor, "1 pos"]) -> Trace:
     finally:
         handle.remove()
     sources[LOGITS], tuples = before(logits), isinstance(handed[0], (tuple, list))
-    _TRACES[model] = Trace(tokens, logits.detach(), seen, sources, twice, tuples)
-    return _TRACES[model]
+    return Trace(tokens, logits.detach(), seen, sources, twice, tuples)
