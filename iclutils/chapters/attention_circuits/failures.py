@@ -9,7 +9,7 @@ healthy output brings the score back: both need the healthy model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from ...errors import IclError
 from ...interp import graph
 from ...interp.attribution import answer_direction
-from ...interp.clean_corrupt import CONSTANT, CleanCorrupt
+from ...interp.clean_corrupt import CONSTANT, CleanCorrupt, scored_logits
 from ...interp.graph import Edge, Node, component_output, output_hook
 from ...interp.head_scores import uniform_pattern
 from ...interp.hooks import Hook, at_positions, run_with_hooks, set_activation
@@ -110,24 +110,11 @@ def carry_mean(model: TransformerBridge, task: CleanCorrupt, edges: Sequence[Edg
     return [hook for edge in edges for hook in hooks_of(*edge)]
 
 
-def observe(
-    model: TransformerBridge,
-    task: CleanCorrupt,
-    hooks: Sequence[Hook] = (),
-    watch: Iterable[str] = (),
-) -> tuple[Float[Tensor, "batch entry vocab"], dict[str, Tensor]]:
-    """Return logits and the activations ``watch`` at the scored positions (case, entry, ...)."""
-    logits, seen = run_with_hooks(model, task.clean, [*hooks, at_positions(task.at)], watch)
-    batch = torch.arange(len(task), device=task.at.device)[:, None]
-    by_position = {k: x.transpose(1, 2) if "pattern" in k else x for k, x in seen.items()}
-    return logits, {name: value[batch, task.at] for name, value in by_position.items()}
-
-
 def score(
     model: TransformerBridge, task: CleanCorrupt, hooks: Sequence[Hook] = ()
 ) -> Float[Tensor, "batch"]:
     """Return the score under ``hooks``, in nats."""
-    return task.score(observe(model, task, hooks)[0])
+    return task.score(scored_logits(model, task, hooks))
 
 
 def fit_covariances(model: TransformerBridge, healthy: CleanCorrupt) -> Covariances:
@@ -147,9 +134,8 @@ def symptoms(
 
     Means over scored positions: ``length`` of its write; of heads ``entropy`` of attention over
     that of even attention, attention to the ``first`` token and, if the task has one, to the
-    answer's ``source``. ``direct_effect`` is the size of the mean one on the answer's logit (nats)
-    and, with ``covariances``, ``distance`` (Mahalanobis) that of the mean write from the usual.
-    """
+    answer's ``source``. ``direct_effect``: on the answer's logit (nats), without sign; with
+    ``covariances``, ``distance`` of the mean write from the usual (Mahalanobis)."""
     writes, seen = _writes(model, task, hooks)
     end = get_act_name("resid_post", model.cfg.n_layers - 1)
     toward = answer_direction(model, task, seen[end])  # (case, entry, d_model)
@@ -173,11 +159,8 @@ def symptoms(
 
 def anomalous_nodes(cases: Symptoms, healthy: Symptoms) -> list[Node]:
     """Return the components of which a symptom of ``COMPARED`` differs from healthy cases
-    (Mann-Whitney, false discoveries over all held at 5 %; Benjamini and Hochberg 1995). Refuse
-    two that do not show the same symptoms."""
+    (Mann-Whitney; Benjamini and Hochberg at 5 %). Both need the same ``covariances``, or none."""
     columns = [(node, name) for node, own in cases.items() for name in COMPARED if name in own]
-    if any(name not in healthy.get(node, {}) for node, name in columns):
-        raise IclError("Healthy cases show other symptoms: give both the same covariances.")
     pair = [np.stack([side[node][name] for node, name in columns], 1) for side in (cases, healthy)]
     p = torch.as_tensor(np.nan_to_num(mannwhitneyu(*pair, axis=0).pvalue, nan=1.0))
     odd = benjamini_hochberg(p, 0.05).tolist()
@@ -202,8 +185,7 @@ def diagnose(
     refuse cases that lose nothing.
 
     Components of one role stand in for each other: what one restores counts alone, or on top of the
-    others, whichever is more; ``ENOUGH`` beyond two standard errors is blamed.
-    """
+    others, whichever is more; ``ENOUGH`` beyond two standard errors is blamed."""
     lost = (score(model, task) - score(model, task, hooks)).mean()
     if abs(float(lost)) < CONSTANT:
         raise IclError("These cases lose nothing: there is no failure to explain.")
@@ -239,8 +221,8 @@ def score_gains(
 
 
 def healthy_inputs(model: TransformerBridge, task: CleanCorrupt) -> list[Hook]:
-    """Return hooks that let every component, and the last LayerNorm, read what it reads when
-    healthy: a fault then shows where it sits alone, and the score means nothing."""
+    """Return hooks by which every component, and the last LayerNorm, reads what it reads when
+    healthy: a fault then shows where it sits alone."""
     layers = range(model.cfg.n_layers)
     parts = ("resid_pre",) if graph.model_graph(model).parallel else ("resid_pre", "resid_mid")
     names = [get_act_name(part, la) for part in parts for la in layers]
@@ -257,7 +239,11 @@ def _writes(
     layers = range(model.cfg.n_layers)
     names = [get_act_name(part, la) for la in layers for part in ("pattern", "z", "mlp_out")]
     names.append(get_act_name("resid_post", layers[-1]))
-    _, seen = observe(model, task, hooks, names)
+    _, seen = run_with_hooks(model, task.clean, [*hooks, at_positions(task.at)], names)
+    batch = torch.arange(len(task), device=task.at.device)[:, None]
+    for name, value in seen.items():  # (case, head, pos, src) of patterns
+        by_position = value.transpose(1, 2) if "pattern" in name else value
+        seen[name] = by_position[batch, task.at]
     components = [node for node in graph.model_graph(model).writers if node.kind != "embed"]
     return {node: component_output(model, seen, node) for node in components}, seen
 

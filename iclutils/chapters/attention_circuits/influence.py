@@ -42,9 +42,8 @@ def influence(
     generator: Generator,
     draws: int = 16,
 ) -> Influence:
-    """Return the influence of every token on the predictions at ``at``, whose right tokens are
-    ``answer``; each token is replaced ``draws`` times (``replacements``). What stands before
-    altered tokens is read once, where the model's keys and values can be kept."""
+    """Return the influence of every token, replaced ``draws`` times, on the predictions at ``at``,
+    whose right tokens are ``answer``."""
     drawn, last = replacements(model, tokens, generator, draws), int(at.max()) + 1
     clean, right = _logits(model, tokens[:, :last], at).log_softmax(-1), answer[..., None]
     before = clean.gather(-1, right)[..., 0]

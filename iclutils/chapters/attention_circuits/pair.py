@@ -78,11 +78,10 @@ def find_induction_circuit(model: TransformerBridge, task: CleanCorrupt) -> Pair
 def path_drops(
     model: TransformerBridge, task: CleanCorrupt, induction: Sequence[Node]
 ) -> Float[Tensor, "head induction batch"]:
-    """Return the share of an induction head's prefix matching that is lost when its keys, and
-    nothing else, read what an earlier head writes on the corrupt sequences; 0 for heads that are
-    not earlier. Mean over sequences is mean lost over mean matching. Raises ``IclError`` for a head
-    that matches nothing: the clean sequences must be a block of tokens twice. The patterns
-    themselves: ``key_patterns``."""
+    """Return the share of an induction head's mean prefix matching that is lost when its keys alone
+    read what an earlier head writes on the corrupt sequences (``key_patterns``); 0 for heads that
+    are not earlier. The clean sequences are a block of tokens twice; a head that matches nothing
+    there raises ``IclError``."""
     heads, length = graph.all_heads(model), task.clean.shape[1] // 2
     drops = torch.zeros(len(heads), len(induction), len(task), device=task.clean.device)
     for i, target in enumerate(induction):

@@ -26,8 +26,7 @@ def top(values: Float[Tensor, "item"], size: int) -> frozenset[int]:
 
 
 def overlap_excess(a: Set[int], b: Set[int], layer: Int[Tensor, "item"]) -> float:
-    """Return how many items two sets share beyond what sets with as many items in each layer share
-    when drawn at random: overlap by name."""
+    """Return how many items two sets share beyond what random sets, as large in each layer, do."""
     inside = [[int((layer[list(s)] == la).sum()) for la in layer.unique()] for s in (a, b)]
     sizes = [int((layer == la).sum()) for la in layer.unique()]
     chance = sum(m * n / size for m, n, size in zip(*inside, sizes, strict=True))
@@ -37,8 +36,8 @@ def overlap_excess(a: Set[int], b: Set[int], layer: Int[Tensor, "item"]) -> floa
 def head_outputs(
     model: TransformerBridge, tokens: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "layer head sample d_model"]:
-    """Return what every head adds to the residual stream at all positions but the first, for
-    ``cka``; a norm that stands between (Gemma-2) keeps the scale of the run."""
+    """Return what every head adds to the residual stream at all positions but the first; a norm
+    that stands between (Gemma-2) keeps the scale of the run."""
     every, names = blocks(model), [get_act_name("z", i) for i in range(model.cfg.n_layers)]
     cache = activations(model, tokens, names)
     z = [cache[name][:, 1:].flatten(0, 1) for name in names]  # (sample, head, d_head)

@@ -64,8 +64,7 @@ def ridge_weights(xs: Xs, ys: Labels, penalty: float) -> Weights:
 
 def gd_weights(xs: Xs, ys: Labels, rate: float | Float[Tensor, "rate"], steps: int = 1) -> Weights:
     """Take steps of full-batch gradient descent from 0 on each prefix: w -= 2 rate (XᵀXw - Xᵀy).
-    ``sgd_weights`` takes a step for each pair. ``rate`` is one for all prefixes, or has entry n for
-    the prefix of n pairs (``tuned_rate``)."""
+    ``rate`` is one for all prefixes, or has entry n for the prefix of n pairs (``tuned_rate``)."""
     x, y = _check(xs, ys)
     rates = torch.as_tensor(rate, dtype=y.dtype, device=y.device)
     pace = 2 * rates.expand(y.shape[-1:])[:, None]
@@ -151,13 +150,11 @@ def _best_gd(xs: Tensor, ys: Tensor, ratio: float, steps: int) -> Tensor:
 
 # Least squares at every prefix at once.
 # Ridge: let X Xᵀ + λI = L Lᵀ (Cholesky) for the n rows of a context. The leading rows of L⁻¹X and
-# L⁻¹y depend on the leading pairs alone, and w_n = Σ_{i<n} (L⁻¹X)ᵢ (L⁻¹y)ᵢ: one factor serves all
-# prefixes. A thin QR of [X, sqrt(λ) I]ᵀ gives L⁻¹X and L⁻¹ sqrt(λ) as the two parts of its
-# orthonormal factor, at the square root of the condition.
-# OLS: up to d pairs in the same way, from the thin QR of X_dᵀ. Later prefixes are a ridge problem
-# with λ = 1 for v = X_d w, where the first d pairs say v ≈ y_d and the others are the rows of
-# X_rest X_d⁻¹. This loses digits where the first d pairs are nearly dependent: such contexts are
-# solved prefix by prefix.
+# L⁻¹y depend on the leading pairs alone, and w_n = Σ_{i<n} (L⁻¹X)ᵢ (L⁻¹y)ᵢ. A thin QR of
+# [X, sqrt(λ) I]ᵀ gives L⁻¹X and L⁻¹ sqrt(λ), at the square root of the condition.
+# OLS: up to d pairs from the thin QR of X_dᵀ. Later prefixes are a ridge problem with λ = 1 for
+# v = X_d w: the first d pairs say v ≈ y_d, the others are the rows of X_rest X_d⁻¹. Contexts whose
+# first d pairs are nearly dependent are solved prefix by prefix.
 
 
 def _ridge(xs: Tensor, ys: Tensor, penalty: float) -> Tensor:
@@ -205,10 +202,8 @@ def _before(terms: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(terms[..., :1, :]), terms[..., :-1, :].cumsum(-2)], -2)
 
 
-def _check(xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
-    if xs.ndim < 2 or xs.shape[:-1] != ys.shape or not xs.numel():
-        shapes = f"{tuple(xs.shape)} and {tuple(ys.shape)}"
-        raise IclError(f"Need xs of (*batch, n, d) and ys of (*batch, n), not empty; got {shapes}.")
-    if not (bool(torch.isfinite(xs).all()) and bool(torch.isfinite(ys).all())):
-        raise IclError("Pairs must be finite; these hold NaN or infinity. Leave such contexts out.")
+def _check(xs: Xs, ys: Labels) -> tuple[Tensor, Tensor]:
+    if xs.shape[:-1] != ys.shape or not bool(xs.isfinite().all() and ys.isfinite().all()):
+        shapes = f"{tuple(xs.shape)} and {tuple(ys.shape)}, or NaN or infinity"
+        raise IclError(f"Need finite xs of (*batch, n, d) and ys of (*batch, n); got {shapes}.")
     return xs.double(), ys.double()

@@ -37,11 +37,9 @@ GAIN = math.sqrt(RATIO)  # weight of every LayerNorm: a field of 1 is 1 / GAIN i
 
 
 def stencil(order: int, eps: float) -> Float[Tensor, "3 neurons"]:
-    """Return (left, right, out) of GELUs G that multiply: ``xy ≈ Σ out_k G(left_k x + right_k y)``.
-
-    They are second differences of G around 0. Order 0 is the paper's (lemma 1),
-    ``sqrt(π/2) (G(x + y) - G(x) - G(y))`` at the scale ε. Order J ≥ 1 takes 4 J GELUs, on the
-    central difference of J steps up to ε, and has an error of order ε^2J."""
+    """Return (left, right, out) of GELUs G that multiply: ``xy ≈ Σ out_k G(left_k x + right_k y)``,
+    second differences of G around 0. Order 0 is the paper's (lemma 1), ``sqrt(π/2) (G(x + y) - G(x)
+    - G(y))`` at the scale ε. Order J ≥ 1 takes 4 J GELUs and has an error of order ε^2J."""
     bend = math.sqrt(math.pi / 2)
     rows = []
     if order == 0:
@@ -244,10 +242,9 @@ class Program:
 
 def gradient_program(dim: int, examples: int, rate: float) -> Program:
     """Take a step of gradient descent for each example, w' = w - 2α (x (xᵀw) - x y), from 0, in
-    O(d) channels and neurons: two blocks a step, one for the prediction (theorem 1).
-
-    Step i, in every column after y_i: fetch x = x_i, and calculate xᵀw; then fetch the residual
-    xᵀw - y from the column of y_i, and change w. Columns before it fetch nothing."""
+    O(d) channels and neurons: two blocks a step, one for the prediction (theorem 1). Step i, in
+    every column after y_i: fetch x = x_i, and calculate xᵀw; then fetch the residual xᵀw - y from
+    the column of y_i, and change w."""
     fields = {"label": 1, "input": dim, "weights": dim, "prediction": 1}
     fields |= {"x": dim, "dot": 1, "residual": 1}
     layout = Layout(fields, 2 * examples + 2)
@@ -272,8 +269,8 @@ def ridge_program(dim: int, examples: int, penalty: float) -> Program:
 
     The state is M = λA⁻¹, from I, and w itself (recursive least squares), so that nothing is as
     large as 1/λ: w' = w + u e / q and M' = M - u uᵀ / q, with u = Mx, q = λ + xᵀu and e = y - xᵀw.
-    Example i: columns after y_i fetch x_i and calculate u and xᵀw, then xᵀu; the column of y_i
-    divides by q/λ; the columns fetch u/q and e/q from there and update."""
+    Columns after y_i fetch x_i and calculate u and xᵀw, then xᵀu; the column of y_i divides by q/λ;
+    the columns fetch u/q and e/q from there and update."""
     fields = {"label": 1, "input": dim, "weights": dim, "prediction": 1, "matrix": dim**2}
     fields |= {"x": dim, "u": dim, "dot": 1, "growth": 1, "divided": dim, "error": 1}
     layout = Layout(fields, 2 * examples + 2)

@@ -21,7 +21,7 @@ from .algorithms import Predictor
 AT_ONCE = 128  # contexts in a pass: what more of them need leaves the processor's cache
 
 Predicted = Float[Tensor, "*ensemble batch n"]
-Other = Float[Tensor, "*other_ensemble other_batch other_n"]  # a mismatch is refused with a cure
+Other = Float[Tensor, "*other_ensemble batch n"]
 
 
 class Spread(NamedTuple):
@@ -43,10 +43,10 @@ def predict(predictor: Predictor, xs: Tensor, ys: Tensor) -> Tensor:
     with torch.no_grad():
         batches = zip(xs.split(AT_ONCE, -3), ys.split(AT_ONCE, -2), strict=True)
         predicted = torch.cat([predictor(x, y).double() for x, y in batches], -2)
-    if predicted.shape[-2:] != ys.shape[-2:]:
-        shapes = f"{tuple(ys.shape)}; got {tuple(predicted.shape)}"
-        raise IclError(f"A predictor must give one prediction for each of the labels {shapes}.")
-    return _finite(predicted)
+    if predicted.shape[-2:] != ys.shape[-2:] or not bool(predicted.isfinite().all()):
+        shapes = f"{tuple(ys.shape)}; got {tuple(predicted.shape)}, or NaN or infinity"
+        raise IclError(f"A predictor must give a finite answer for each of the labels {shapes}.")
+    return predicted
 
 
 def spd(first: Predicted, second: Other, dim: int) -> Spread:
@@ -55,24 +55,17 @@ def spd(first: Predicted, second: Other, dim: int) -> Spread:
     return spread(_squares(first, second, dim).mT)
 
 
-def under_determined(dim: int) -> slice:
-    """Return the numbers of pairs that leave w open: n = 1 .. d - 1."""
-    return slice(1, dim)
-
-
 def squared_distance(
     first: Predicted, second: Other, dim: int, region: slice | None = None
 ) -> Float[Tensor, "*ensemble batch"]:
-    """Return SPD / d of each context, averaged over a region of n, ``under_determined`` if None:
-    its mean over contexts is MSPD / d. The difference of two, context by context, tells which of
-    two algorithms is nearer."""
-    return _squares(first, second, dim)[..., region or under_determined(dim)].mean(-1)
+    """Return SPD / d of each context, averaged over a region of n, or over 1 .. d - 1, where the
+    pairs leave w open: its mean over contexts is MSPD / d."""
+    return _squares(first, second, dim)[..., region or slice(1, dim)].mean(-1)
 
 
 class Fit(NamedTuple):
     """The linear function nearest to what a predictor answers after each context. ``unexplained``:
-    squares left over the mean of all, so what each context adds to 1 - R². A fit of d weights to q
-    queries explains d / q of anything at all."""
+    what each context adds to 1 - R². A fit of d weights to q queries explains d / q of noise."""
 
     weights: Float[Tensor, "*ensemble batch d"]
     unexplained: Float[Tensor, "*ensemble batch"]
@@ -107,8 +100,10 @@ def linear_fit(
     return Fit(weights, residual / total.mean(-1, keepdim=True))
 
 
-def ilwd(first: Float[Tensor, "*ensemble batch d"], second: Other, dim: int) -> Spread:
-    """Return the implicit linear weight difference, the mean over contexts of |w - v|², divided by
+def ilwd(
+    first: Float[Tensor, "*ensemble batch d"], second: Float[Tensor, "*other batch d"], dim: int
+) -> Spread:
+    """Return the implicit linear weight difference, the mean over contexts of |w - v|², over
     ``dim``. Weights are an algorithm's own, or a regressor's ``implicit_weights``."""
     return spread(_squares(first, second, dim).sum(-1))
 
@@ -155,21 +150,12 @@ def nearer_by(
     region: slice | None = None,
 ) -> Float[Tensor, "member batch"]:
     """Return how much nearer ``ours`` is to each member than the nearest of ``others``, by MSPD,
-    context by context; ``nearest`` ranks all baselines and needs no sides."""
+    context by context; to rank all, see ``nearest``."""
     off = torch.stack([squared_distance(regressor, row, dim, region) for row in others])
     best = off.mean(-1).argmin(0)  # of each member: (algorithm, member, batch) to (member,)
     return off[best, torch.arange(len(best))] - squared_distance(regressor, ours, dim, region)
 
 
-def _squares(first: Tensor, second: Tensor, dim: int) -> Tensor:
+def _squares(first: Predicted, second: Predicted, dim: int) -> Predicted:
     """Return (first - second)² / dim."""
-    if first.shape[-2:] != second.shape[-2:]:
-        shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
-        raise IclError(f"Need predictions or weights for the same contexts; got {shapes}.")
-    return (_finite(first.double()) - _finite(second.double())).square() / dim
-
-
-def _finite(values: Tensor) -> Tensor:
-    if not bool(torch.isfinite(values).all()):
-        raise IclError("A prediction or weight is NaN or infinite; leave such contexts out.")
-    return values
+    return (first.double() - second.double()).square() / dim
