@@ -8,7 +8,6 @@ their weights, generators by their state. A change of any file of the package me
 from __future__ import annotations
 
 import hashlib
-import inspect
 import sys
 import time
 from collections.abc import Callable
@@ -37,11 +36,13 @@ def cached(
 ) -> Value:
     """Return ``function(*args, **named)``, from disk if it was computed before by the same code.
 
-    A generator among the arguments is left as the function left it; one that is not among them is
-    refused, as are models with hooks and functions whose code cannot be read. What is read says
-    so on stderr, with the seconds that an earlier run took for it. Use ``Session.cached`` in a
-    notebook: at the tier ``mini`` it computes and stores nothing.
+    A generator among the arguments is left as the function left it; models with hooks are refused.
+    A function that is not this package's is computed, since what it depends on is not known. What
+    is read says so on stderr, with the seconds that an earlier run took for it. Use
+    ``Session.cached`` in a notebook: at the tier ``mini`` it computes and stores nothing.
     """
+    if not _is_ours(function):
+        return function(*args, **named)
     memory = Memory(folder(), verbose=0, compress=1)
     stored = memory.cache(_call, ignore=["function", "args", "named"])
     key = _Hasher().hash((_versions(), function, args, named))
@@ -73,6 +74,10 @@ def _generators(args: Any, named: Any) -> list[torch.Generator]:
     return [x for x in (*args, *named.values()) if isinstance(x, torch.Generator)]
 
 
+def _is_ours(function: Callable[..., object]) -> bool:
+    return function.__module__.startswith("iclutils.") and "<" not in function.__qualname__
+
+
 @cache
 def _versions() -> str:
     """Hash the package's code and data, and name the libraries."""
@@ -96,7 +101,11 @@ class _Hasher(NumpyHasher):
         elif isinstance(value, torch.device):
             value = str(value)
         elif isinstance(value, FunctionType):
-            value = _code(value)
+            if not _is_ours(value):
+                raise IclError(
+                    f"The code of {value.__name__} is not known: it is none of iclutils."
+                )
+            value = value.__module__, value.__qualname__
         super().save(value)
 
 
@@ -116,23 +125,3 @@ def _weights(model: nn.Module) -> tuple[Any, ...]:
     if model not in _DIGESTS or _DIGESTS[model][0] != now:
         _DIGESTS[model] = now, _Hasher().hash(tensors)
     return "model", type(model).__name__, plain, _DIGESTS[model][1]
-
-
-def _code(function: FunctionType) -> tuple[Any, ...]:
-    """Return the name of a function of the package, or the source of a notebook's function and the
-    values of what it takes from there, functions included."""
-    name = f"{function.__module__}.{function.__qualname__}"
-    if function.__module__.startswith("iclutils.") and "<" not in name:
-        return (name,)
-    try:
-        source, names = inspect.getsource(function), inspect.getclosurevars(function)
-    except (OSError, TypeError) as error:
-        raise IclError(
-            f"The code of {name} cannot be read, so what it depends on is not known: write it as a "
-            "function (def) of the notebook, or call it without cached()."
-        ) from error
-    around = {**names.globals, **names.nonlocals}
-    around = {k: v for k, v in around.items() if not inspect.ismodule(v) and v is not function}
-    if draws := [k for k, v in around.items() if isinstance(v, torch.Generator)]:
-        raise IclError(f"{name} draws from {draws[0]}, so that would be left as it is: hand it in.")
-    return name, source, around

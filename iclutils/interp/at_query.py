@@ -20,7 +20,7 @@ from torch import Tensor
 from ..errors import IclError
 from ..models import ActivationCache, TransformerBridge, check_tokens, get_act_name
 from .hooks import Hook, run_with_hooks
-from .invariants import check_editable, check_queries, check_rows
+from .invariants import check_editable, check_queries
 from .kv_cache import KeyStates, States, keys_values, read_with_cache
 
 Queries = Float[Tensor, "*batch query channel"]
@@ -110,7 +110,7 @@ def read(model: TransformerBridge, tokens: Tokens, at: Place = None) -> AtQuery:
     at = torch.full((len(tokens),), size - 1, device=tokens.device) if at is None else at
     if at.shape != tokens.shape[:1] or not bool(((at >= 0) & (at < size)).all()):
         raise IclError(f"Need one query position per prompt, in 0..{size - 1}.")
-    ends = ("q", "attn_scores", "pattern", "z", "resid_post", "attn_out", "mlp_out")
+    ends = ("q", "attn_scores", "z", "resid_post", "attn_out", "mlp_out")
     names = {get_act_name(end, layer) for layer in layers for end in ends}
     names |= {f"ln_final.hook_{part}" for part in ("scale", "normalized")}
     names |= {get_act_name("resid_pre", 0)} | angle_names(model.cfg.n_layers)
@@ -136,7 +136,6 @@ def read(model: TransformerBridge, tokens: Tokens, at: Place = None) -> AtQuery:
         theirs = found[get_act_name("attn_scores", layer)][:, :, 0]
         ours, theirs = (x.masked_fill(~seen[:, None], 0.0) for x in (ours, theirs))
         _refuse_other_scores("Dual models of heads", ours, theirs)
-        check_rows(model, found[get_act_name("pattern", layer)], "dual models of heads")
     return query
 
 

@@ -9,7 +9,7 @@ A model that fits no known way is refused: a measure is right or refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any, NoReturn, TypeVar
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..errors import IclError
-from ..models import TransformerBridge, logits
+from ..models import TransformerBridge
 from ..models.checkpoint import first_line
 from .trace import ATTENTION, CHANGED, END, LOGITS, NORMAL, READ, Trace, trace
 
@@ -75,8 +75,8 @@ class Frozen:
         return before - before.mean(-1, keepdim=True) if self.centred else before
 
 
-def freeze(norm: Norm, at: Stream) -> Frozen | None:
-    """Hold the scale of a norm fixed at what it is ``at`` a point; None if it is no norm.
+def freeze(norm: Norm, at: Stream) -> Frozen:
+    """Hold the scale of a norm fixed at what it is ``at`` a point; a ValueError if it is no norm.
 
     What the norm makes of zeros and of numbers of one size shows its bias and its weight. Zeros
     become NaN without an epsilon; then numbers of both signs show the bias.
@@ -94,7 +94,7 @@ def freeze(norm: Norm, at: Stream) -> Frozen | None:
             scale = (after * linear).sum(-1, keepdim=True) / size
             if gap(linear * scale, after) <= TOLERANCE:
                 return Frozen(weight * scale, centred)
-    return None
+    raise ValueError("neither LayerNorm nor RMSNorm")
 
 
 @dataclass(frozen=True)
@@ -118,13 +118,13 @@ class Block:
     def share(self, z: Float[Tensor, "*#lead head d_head"], part: Stream) -> Stream:
         """Return what a part of ``written`` adds to the stream; a norm keeps the scale that it
         has with all of ``z``, so that the parts add up."""
-        return self._frozen(self.written(z)).apply(part) if self.normed else self.after(part)
+        return freeze(self.after, self.written(z)).apply(part) if self.normed else self.after(part)
 
     def pull_back(self, z: Float[Tensor, "*#lead head d_head"], direction: Stream) -> Stream:
         """Return the direction that has with ``written`` the product of this one with ``share``."""
         if not self.normed:
             return self.after(direction)
-        return self._frozen(self.written(z)).pull_back(direction)
+        return freeze(self.after, self.written(z)).pull_back(direction)
 
     @property
     def reaching(self) -> Float[Tensor, "head d_head d_model"]:
@@ -132,7 +132,7 @@ class Block:
         scale, which is one positive number for each position."""
         if not self.normed:
             return self.after(self.out)
-        return self.out * self._frozen(torch.ones_like(self.out[0])).gain[0]
+        return self.out * freeze(self.after, torch.ones_like(self.out[0])).gain[0]
 
     def change(self, z: Float[Tensor, "*#lead head d_head"], change: Stream) -> Stream:
         """Return by how much the stream changes when ``written`` changes from what it is with
@@ -141,11 +141,6 @@ class Block:
             return self.after(change)
         whole = self.written(z)
         return self.after(whole + change) - self.after(whole)
-
-    def _frozen(self, at: Stream) -> Frozen:
-        frozen = freeze(self.after, at)
-        assert frozen is not None, "blocks has tried this norm"
-        return frozen
 
 
 @once
@@ -157,9 +152,6 @@ def blocks(model: TransformerBridge) -> tuple[Block, ...]:
     readers, see ``check_channels``.
     """
     run, layers = traced(model), range(model.cfg.n_layers)
-    names = {f"blocks.{layer}.{part}" for layer in layers for part in (*CHANGED, *READ)} | {END}
-    if lacking := names - run.seen.keys():
-        _refuse(model, f"it has no {min(lacking - model.hook_dict.keys() or lacking)}")
     if run.twice:  # an edit there would be made twice
         _refuse(model, f"a run passes {run.twice[0]} twice")
     every = tuple(_wiring(model, layer) for layer in layers)
@@ -179,9 +171,6 @@ def _check_paths(model: TransformerBridge, run: Trace) -> None:
     for name in (name for name in run.sources if name in whole):
         block, layer, *_ = name.split(".") if "." in name else (name, "")
         sources = {source.removeprefix(f"{block}.{layer}.") for source in run.sources[name]}
-        past = {x for x in sources if x.startswith("blocks.") and not x.endswith("hook_out")}
-        if past:
-            _refuse(model, f"{name} reads {min(past)}, past what that block gives")
         if GATE in sources and not name.endswith(CHANGED[:3]):
             more = "heads read more of the stream than queries, keys and values do (a gate?)"
             _refuse(model, f"in layer {layer} {more}")
@@ -208,8 +197,7 @@ def _wiring(model: TransformerBridge, layer: int) -> Block:
         wired = replace(plain, after=lambda stream: factor * stream)
     else:
         norm = _fit(model, block, whole, attended, what)
-        if norm is None or freeze(norm, whole) is None:
-            _refuse(model, f"{what} is changed in an unknown way", gap(whole, attended))
+        freeze(norm, whole)  # or an error
         wired = replace(plain, after=norm, normed=True)
     sum_of_parts = before + attended + seen["hook_mlp_out"]
     _require(model, sum_of_parts, seen["hook_out"], f"{where}the sum of what heads and MLP write")
@@ -285,8 +273,7 @@ def _unembedding(model: TransformerBridge) -> tuple[Norm, float]:
     end, normal = (run.seen[name][:, -PROBE:] for name in (END, NORMAL))
     said = run.logits[:, -PROBE:, some]
     norm = _fit(model, model, end, normal, "what the unembedding reads") or (lambda stream: stream)
-    if freeze(norm, end) is None:
-        _refuse(model, "its final norm is neither LayerNorm nor RMSNorm")
+    freeze(norm, end)  # or an error
     plain = normal @ model.W_U[:, some] + model.b_U[some]
     if gap(plain, said) <= TOLERANCE:
         return norm, 1.0
@@ -305,22 +292,16 @@ def logit_direction(
     that part adds to a logit directly; ``direction`` is the logit's column of ``W_U``, or a
     difference of columns. The final norm keeps its scale at ``end``, the run's last stream."""
     norm, factor = _unembedding(model)
-    frozen = freeze(norm, end)
-    assert frozen is not None, "_unembedding has tried this norm"
-    return factor * frozen.pull_back(direction)
-
-
-def skip_layers(
-    model: TransformerBridge, layers: int, start: Float[Tensor, "batch pos d_model"]
-) -> AbstractContextManager[None]:
-    """Let no block below a layer compute anything: they hand on ``start``. Refuses a model in which
-    a run that goes on so is not the whole run."""
-    return _handing_on(model, layers, (start,) if layers and _gives_tuples(model) else start)
+    return factor * freeze(norm, end).pull_back(direction)
 
 
 @contextmanager
-def _handing_on(model: TransformerBridge, layers: int, output: object) -> Iterator[None]:
+def skip_layers(
+    model: TransformerBridge, layers: int, start: Float[Tensor, "batch pos d_model"]
+) -> Iterator[None]:
+    """Let no block below a layer compute anything: they hand on ``start``."""
     lowest = [model.blocks[layer] for layer in range(layers)]
+    output = (start,) if layers and traced(model).tuples else start
     for block in lowest:
         block.__dict__["forward"] = lambda *_, **__: output
     try:
@@ -328,27 +309,6 @@ def _handing_on(model: TransformerBridge, layers: int, output: object) -> Iterat
     finally:
         for block in lowest:
             del block.__dict__["forward"]
-
-
-@once
-def _gives_tuples(model: TransformerBridge) -> bool:
-    """Tell whether a block hands on a tuple with the stream in it, not the stream itself; refuse a
-    model whose logits differ when the blocks below the last are skipped."""
-    run, last = traced(model), model.cfg.n_layers - 1
-    start = run.seen[f"blocks.{last}.hook_in"][:, :PROBE]
-    with _handing_on(model, last, (start,) if run.tuples else start):
-        off = gap(logits(model, run.tokens[:, :PROBE]), run.logits[:, :PROBE])
-    if off > TOLERANCE:
-        _refuse(model, "a run that goes on from a layer is not the whole run", off)
-    return run.tuples
-
-
-def check_rows(model: TransformerBridge, pattern: Float[Tensor, "*lead src"], what: str) -> None:
-    """Refuse rows of attention that do not sum to 1, as beside a sink (GPT-OSS)."""
-    total = pattern.sum(-1)
-    off = float((total - 1).abs().max())
-    if off > TOLERANCE:
-        _refuse(model, f"its rows of attention sum to {float(total.min()):.2g}, not 1", off, what)
 
 
 def check_queries(

@@ -51,7 +51,7 @@ Tokens = PreTrainedTokenizerBase | Literal["numbers"] | None
 NUMBERS = ("in-context regressors", "solvers")  # networks that read no tokens, see ``storage``
 CACHE_ROUNDING = 1e-2  # of the largest logit: float32 gives 1e-6 to 1e-4, an empty cache .1 to 1
 ROUNDING = 1e-4  # of the largest log-probability: float32 gives 1e-6, another network 1e-3 to 1
-PROBE, SHORT_WINDOW = 8, 64  # tokens that a loaded network is compared on, beyond a short window
+PROBE = 16  # tokens that a loaded network is compared on
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,8 @@ def load(
     size = network.config.vocab_size
     first = checkpoint.bos(folder, size, words)
     network = network.to(device).eval()
-    tokens = _probe(network).to(device)
+    length = min(PROBE, getattr(network.config, "max_position_embeddings", None) or PROBE)
+    tokens = (torch.arange(1, length + 1, device=device) * 7919 % size)[None]
     try:
         with torch.no_grad():
             expected = network(tokens).logits.log_softmax(-1)
@@ -172,16 +173,6 @@ def _fuse_norms(bridge: TransformerBridge) -> None:
             part.__dict__["forward"] = partial(forward, part)
 
 
-def _probe(network: PreTrainedModel) -> Int[Tensor, "1 pos"]:
-    """Make a few tokens for a comparison of two networks: more than a short window holds."""
-    config = network.config.get_text_config()
-    window = getattr(config, "sliding_window", None) or getattr(config, "window_size", None) or 0
-    length = PROBE + (window if isinstance(window, int) and window < SHORT_WINDOW else 0)
-    limit = getattr(config, "max_position_embeddings", None) or length
-    steps = torch.arange(1, min(length, limit) + 1)
-    return (steps * 7919 % config.vocab_size)[None]
-
-
 def _give_words(bridge: TransformerBridge, tokenizer: PreTrainedTokenizerBase) -> None:
     """Set a tokenizer, unchanged, as TransformerLens wants it: with something to pad with.
 
@@ -200,12 +191,16 @@ def _give_words(bridge: TransformerBridge, tokenizer: PreTrainedTokenizerBase) -
     bridge.cfg.tokenizer_appends_eos = more and whole[-1] == tokenizer.eos_token_id
 
 
+def _is_of_heads(name: str) -> bool:
+    return name.endswith(("attn.hook_pattern", "attn.hook_z"))
+
+
 def _examine(bridge: TransformerBridge, name: str, tokens: Tensor, expected: Tensor) -> None:
     """Refuse a network whose attention cannot be seen, or that is not the one on disk."""
     if not bool(expected.isfinite().all()):
         raise IclError(f"{name!r} predicts NaN or infinite numbers: take an earlier checkpoint.")
     with torch.no_grad():
-        logits, cache = bridge.run_with_cache(tokens)
+        logits, cache = bridge.run_with_cache(tokens, names_filter=_is_of_heads)
     seen, heads = cache.cache_dict, bridge.cfg.n_heads
     for layer in range(bridge.cfg.n_layers):
         pattern, z = (seen.get(f"blocks.{layer}.attn.hook_{x}") for x in ("pattern", "z"))

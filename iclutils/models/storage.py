@@ -90,17 +90,13 @@ class Ensemble(nn.Module):
 
     def contexts(self, xs: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
         """Check contexts, and give them an ensemble axis; the last y may be NaN."""
-        if xs.ndim not in (3, 4) or ys.shape != xs.shape[:-1]:
+        dim, networks = self.shape.dim, len(self.seeds)
+        fits = ys.shape == xs.shape[:-1] and xs.shape[-1] == dim
+        if not fits or (xs.ndim != 3 and (xs.ndim != 4 or len(xs) not in (1, networks))):
             raise IclError(
-                "Give xs (batch, n, d) and ys (batch, n), or both with an ensemble axis before "
-                f"them; got {tuple(xs.shape)} and {tuple(ys.shape)}."
+                f"Give xs (batch, n, {dim}) and ys (batch, n), or both with an ensemble axis of 1 "
+                f"or {networks} before them; got {tuple(xs.shape)} and {tuple(ys.shape)}."
             )
-        if xs.shape[-1] != self.shape.dim:
-            raise IclError(
-                f"These networks read x of {self.shape.dim} dimensions; got {xs.shape[-1]}."
-            )
-        if xs.ndim == 4 and len(xs) not in (1, len(self.seeds)):
-            raise IclError(f"Give contexts for 1 or all {len(self.seeds)} networks; got {len(xs)}.")
         if not (xs.isfinite().all() and ys[..., :-1].isfinite().all()):
             raise IclError("The contexts hold NaN or infinite numbers: leave those pairs out.")
         weight = next(self.parameters())

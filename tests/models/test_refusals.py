@@ -57,9 +57,12 @@ def save_clipped(folder):
         (lambda: models.logits(small(), tokens(1, 97)), "97 tokens and the model reads at most 96"),
         (lambda: models.logits(small(), torch.tensor([[1, 512]])), "Token ids must lie in"),
         (lambda: hooks.run_with_hooks(small(), tokens(1, 4), [], [MISSING]), "no blocks.2.hook_ml"),
-        (lambda: answers(torch.zeros(1, 4, 5, 2), torch.zeros(1, 4, 5)), "3 dimensions; got 2"),
+        (
+            lambda: answers(torch.zeros(1, 4, 5, 2), torch.zeros(1, 4, 5)),
+            r"n, 3\).* got \(1, 4, 5, 2",
+        ),
         (lambda: answers(torch.zeros(1, 4, 6, 3), torch.zeros(1, 4, 6)), "1 to 5 pairs.*got 6"),
-        (lambda: answers(torch.zeros(3, 4, 5, 3), torch.zeros(3, 4, 5)), "1 or all 2 networks"),
+        (lambda: answers(torch.zeros(3, 4, 5, 3), torch.zeros(3, 4, 5)), "axis of 1 or 2 before"),
         (lambda: answers(torch.zeros(1, 4, 5, 3), torch.zeros(1, 4, 5) / 0), "NaN or infinite"),
     ],
 )
