@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -207,13 +207,7 @@ def _resume(path: Path, recipe: Recipe, network: nn.Module, optimizers: list[Opt
     if not path.is_file():
         return 0
     held = {p: o for o in optimizers for group in o.param_groups for p in group["params"]}
-    try:
-        opened = safe_open(path, "pt")
-    except SafetensorError as error:
-        raise IclError(
-            f"{path} is damaged ({error}). Delete it: the training then begins anew."
-        ) from error
-    with opened as stream:
+    with safe_open(path, "pt") as stream:
         described = stream.metadata() or {}
         if described.get("recipe") != recipe.name:
             raise IclError(f"{path} belongs to another recipe. Delete it or choose another folder.")

@@ -33,12 +33,6 @@ def test_an_interrupted_training_goes_on_to_the_same_bits(tmp_path, monkeypatch,
     assert not (tmp_path / "cut" / "SHA256SUMS").exists()
     with pytest.raises(IclError, match="belongs to another recipe"):
         loop.train(replace(saving, name="other"), tmp_path / "cut", progress=False)
-    (saved,) = (tmp_path / "cut").glob("*.safetensors")
-    state = saved.read_bytes()
-    saved.write_bytes(state[:99])
-    with pytest.raises(IclError, match=r"is damaged .*Delete it: the training then begins anew"):
-        loop.train(saving, tmp_path / "cut", progress=False)
-    saved.write_bytes(state)
     loop.train(saving, tmp_path / "cut", progress=False)
     assert seen == [*range(1, 11), *range(9, 13)], "it should go on from step 8"
     assert digests(tmp_path / "cut") == digests(whole)
