@@ -2,8 +2,6 @@
 random weights (the null), on a real model and on the source's own. Data and text only: verdicts
 are judged in ``iclutils.claims.verdicts``."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

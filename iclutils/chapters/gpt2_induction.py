@@ -4,8 +4,6 @@ An induction head attends from a token to what *followed* its earlier copy. It r
 keys, which token came before each position, from a previous-token head in an earlier layer
 (K-composition; Elhage et al. 2021)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ fail is refused. The *null* is the same measurement on networks with random weig
 ledger names. Verdicts are never stored: they follow from what was measured.
 """
 
-from __future__ import annotations
-
 import math
 import platform
 import subprocess

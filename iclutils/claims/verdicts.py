@@ -7,8 +7,6 @@ of the interval meets the first, and there are *too few to tell* if a part does.
 is reached, but the null reaches as much, the verdict is that the *null does as well*.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 import re
@@ -48,7 +46,7 @@ def judge_mean(
     return UNCLEAR if any(map(strong, points)) else FAILS
 
 
-def judge(result: Result, null: Result | None) -> str:
+def judge(result: "Result", null: "Result | None") -> str:
     """Judge a result beside its null. The null does as well as a finding if its verdict is
     as good; of pairs there are too few to tell if the interval of their difference has 0 in it."""
     word, good = result.verdict, (HOLDS, WEAKER)
@@ -60,7 +58,7 @@ def judge(result: Result, null: Result | None) -> str:
     return UNCLEAR if apart and apart[1] <= 0 <= apart[2] else word
 
 
-def difference(result: Result, null: Result | None) -> tuple[float, float, float] | None:
+def difference(result: "Result", null: "Result | None") -> tuple[float, float, float] | None:
     """Return a result less its null, with the 95 % interval: of the pairs where the cell gave them,
     else Welch's; None where one of the two has no spread to judge by."""
     if paired := (result.null or {}).get("paired"):

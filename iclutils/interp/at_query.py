@@ -5,8 +5,6 @@ under rotary positions (Su et al. 2021), turned by where they stand, so that a s
 distance of query and key alone. A model whose scores are made otherwise is refused when it is read.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -63,7 +61,7 @@ class AtQuery:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __getitem__(self, rows: slice) -> AtQuery:
+    def __getitem__(self, rows: slice) -> "AtQuery":
         """Take some of the prompts."""
         keys, values = (tuple(x[rows] for x in part) for part in (self.keys, self.values))
         found = {k: x if len(x) == 1 else x[rows] for k, x in self.activations.items()}

@@ -8,8 +8,6 @@ averaged over runs on the way from the corrupt one see more. Sources: Nanda 2023
 Hanna et al. 2024 (averaged); Elhage et al. 2021 (direct).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -4,8 +4,6 @@
 al. 2022, section 4; on edges Goldowsky-Dill 2023, Conmy 2023).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 

@@ -4,8 +4,6 @@ Length, scored positions and right answers of the *clean* and the *corrupt* sequ
 The score is one number per sequence: the mean log-probability of the right answers, in nats.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -46,7 +44,7 @@ class CleanCorrupt:
     def __len__(self) -> int:
         return len(self.clean)
 
-    def __getitem__(self, rows: slice | Tensor) -> CleanCorrupt:
+    def __getitem__(self, rows: slice | Tensor) -> "CleanCorrupt":
         """Take some of the sequences."""
         some: dict[str, Any] = {k: None if v is None else v[rows] for k, v in vars(self).items()}
         return replace(self, **some)

@@ -5,8 +5,6 @@ for each layer its heads and its MLP. Readers: for each layer the queries of its
 their values and the MLP's input, then the logits. An edge is of all positions at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -5,8 +5,6 @@ Patterns are ``A[..., dest, src]`` (rows sum to 1, ``src <= dest``) of repeated 
 Olsson et al. 2022 (prefix matching); Xiang 2024 (stripe).
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from itertools import combinations, product

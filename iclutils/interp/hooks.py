@@ -8,8 +8,6 @@ Here are the hooks, for a forward pass of your own. What a removal costs a task,
 ``patching.ablate``; what is left of an answer, under any replacement, ``removal.without``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise

@@ -4,8 +4,6 @@ Later tokens see earlier ones through their keys and values alone. ``cache_demon
 some of these, each at its position; ``answer_from_cache`` reads a query with them.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,14 +50,14 @@ class DemonstrationCache:
     next_position: Int[Tensor, "batch"]  # where the query begins in the whole prompt
     read: Int[Tensor, "batch demo_pos"]  # the demonstrations' tokens, -1 after their end
 
-    def __getitem__(self, rows: Int[Tensor, "rows"]) -> DemonstrationCache:
+    def __getitem__(self, rows: Int[Tensor, "rows"]) -> "DemonstrationCache":
         """Take the demonstrations of some rows, a row as often as it is named."""
         keys, values = (tuple(x[rows] for x in part) for part in (self.keys, self.values))
         begins = self.next_position[rows]
         read = self.read[rows][:, : int(begins.max())]
         return DemonstrationCache(keys, values, self.held[rows], begins, read)
 
-    def keep(self, mask: Bool[Tensor, "batch mem"]) -> DemonstrationCache:
+    def keep(self, mask: Bool[Tensor, "batch mem"]) -> "DemonstrationCache":
         """Keep the entries in ``mask`` alone; a single row is kept once for each of its rows."""
         index, held = pack(mask & self.held)
 

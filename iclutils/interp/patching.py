@@ -8,8 +8,6 @@ A patch leaves what comes before it as it was: ``CleanRun`` keeps one clean pass
 many patched copies of it go on together, under hooks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property

@@ -4,8 +4,6 @@ The unembedding is the widest product of a small model: a hook before it keeps t
 the residual stream alone. Padding on the right comes after the target, which cannot see it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 import torch

@@ -14,8 +14,6 @@ Heads lose their output (``z``, before ``W_O``) at every position. What may stan
 For one model and one set of heads inside a lesson, ``hooks.ablate_heads`` is shorter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple

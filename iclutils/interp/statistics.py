@@ -3,8 +3,6 @@
 Sources: Benjamini and Hochberg 1995; Westfall and Young 1993 (the largest of many as null).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import SupportsFloat

@@ -4,8 +4,6 @@ Pass a model loaded with ``fold=True``, as for the original TransformerLens scor
 et al. 2021 (copying, composition); ARENA 2023 (baseline, top-1); Xiang 2024.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

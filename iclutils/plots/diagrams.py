@@ -4,8 +4,6 @@ Like figures they draw arrays and never see a model. Lengths are in inches. Blue
 up or gathered, orange what is copied or answered, grey the rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import Any

@@ -7,8 +7,6 @@ is neither dark nor pale: a dark colour would be nearly white on a dark page.
 Caption and alternative text stand in the metadata of the cell that draws.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import re

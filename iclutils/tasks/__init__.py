@@ -1,7 +1,5 @@
 """Tasks: samplers and prompt builders. They return data (tokens, positions), never measurements."""
 
-from __future__ import annotations
-
 import zlib
 
 import torch

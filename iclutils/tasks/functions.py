@@ -1,7 +1,5 @@
 """Functions to learn in context, beyond a linear one of isotropic inputs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

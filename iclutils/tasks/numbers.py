@@ -1,7 +1,5 @@
 """Numbers written in tokens: one-dimensional regression for models that read text, or ids."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A demonstration ends in a cue and a label word, the query, which comes last, in 
 Positions are data, never found again in the text. Shorter prompts are padded on the right.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -59,7 +57,7 @@ class Prompts:
         """Return whether a token is a real one, not padding."""
         return self.roles != Role.PAD
 
-    def __getitem__(self, rows: int | slice | Int[Tensor, "rows"]) -> Prompts:
+    def __getitem__(self, rows: int | slice | Int[Tensor, "rows"]) -> "Prompts":
         """Take some of the prompts, or a single one, without the padding that they all have."""
         if isinstance(rows, int):
             rows = range(len(self))[rows]  # IndexError: the end of a loop
@@ -71,7 +69,7 @@ class Prompts:
         cut = {name: chosen[name][:, :longest] for name in ("tokens", "roles")}
         return Prompts(**chosen | cut)
 
-    def to(self, device: str | torch.device) -> Prompts:
+    def to(self, device: str | torch.device) -> "Prompts":
         """Move the prompts to another device."""
         return Prompts(**{name: value.to(device) for name, value in vars(self).items()})
 

@@ -4,8 +4,6 @@ Coordinates follow a law: ``normal`` or ``uniform``, of mean 0 and variance 1, o
 a z + b, z ~ U(0, 1) (code of {cite}`akyurek2023`). Shifts: {cite}`garg2022`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple

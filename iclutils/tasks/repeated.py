@@ -3,8 +3,6 @@
 Only the second copy of ``[BOS, r_1 .. r_L, r_1 .. r_L]`` can be predicted; every r is uniform.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -35,7 +33,7 @@ class RepeatedTokens:
         generator: Generator,
         times: int = 2,
         distinct: bool = False,
-    ) -> RepeatedTokens:
+    ) -> "RepeatedTokens":
         """Sample over the ids 0 .. vocab - 1 without ``bos``; see ``repeated_tokens``."""
         if distinct:
             drawn = torch.rand(count, vocab - 1, generator=generator, dtype=torch.float32)

@@ -1,7 +1,5 @@
 """Sources of prompts: made-up topics, real text or functions between words, asked alike."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

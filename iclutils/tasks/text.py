@@ -5,8 +5,6 @@ does, and ``build`` writes prompts: ``cue text, newline, answer cue, label word`
 demonstration, the same without a label word for the query.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ words. Every prompt deals out anew the first of these, as many as it has classes
 ``BOS text : label text : label .. query :``.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,7 +44,7 @@ class Texts:
     sibling: float = 0.15
     same: float = 0.0
 
-    def with_difficulty(self, difficulty: float) -> Texts:
+    def with_difficulty(self, difficulty: float) -> "Texts":
         """Return the same, easier: at 0 one fixed word per topic, at 1 the full task."""
         return replace(
             self,

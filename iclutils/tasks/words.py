@@ -5,8 +5,6 @@ spelling; every third row is held out. The tasks are those of {cite}`hendel2023`
 {cite}`todd2024`.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial

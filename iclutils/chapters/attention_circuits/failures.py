@@ -7,8 +7,6 @@ part looks unusual, too. So a part is blamed only if it is unusual *on healthy i
 healthy output brings the score back: both need the healthy model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

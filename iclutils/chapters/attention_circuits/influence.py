@@ -1,8 +1,6 @@
 """Influence of earlier tokens: what a prediction loses when a token is drawn anew (occlusion;
 Zeiler and Fergus 2014; Li et al. 2016)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple

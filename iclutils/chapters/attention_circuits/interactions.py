@@ -4,8 +4,6 @@ The correlation of two heads' activations (see the page *What the sources got wr
 the basis of each head's ``z`` can be rotated without changing the model. Interventions mean
 something."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Any

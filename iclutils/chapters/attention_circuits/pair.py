@@ -4,8 +4,6 @@ The second head is found by its pattern, the first by its effect: the share of t
 matching that is lost when the first one's write into the second one's *keys*, and nothing else, is
 what it would be on other sequences (path patching; Wang et al. 2022)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ Chance is the largest of what even attention, heads of untrained models and (for
 on content) the model's own heads on shuffled tokens score. A head may be above it in several scores
 or in none; they belong to a head and a kind of sequence."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import isnan, nan
 

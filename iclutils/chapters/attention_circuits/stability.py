@@ -4,8 +4,6 @@ Roles are matched by what heads attend to and tested on what they write (CKA), b
 matching of any matrix, noise included, beats random ones on that matrix. Two checkpoints can be no
 more alike than two extractions from one of them: the re-extraction floor."""
 
-from __future__ import annotations
-
 from collections.abc import Set
 from itertools import groupby
 

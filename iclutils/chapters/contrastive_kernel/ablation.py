@@ -5,8 +5,6 @@ others its start (see ``dual``). Both are linear in the attention weights. So ev
 one of weights, made while the query alone is read again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple

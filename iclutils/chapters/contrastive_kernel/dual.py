@@ -8,8 +8,6 @@ similarities and has no minimum. The start is not what the head would say withou
 are in D_q. ``demos`` (…, key) are the keys of D; ``allowed`` (…, query, key): those a query sees.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -5,8 +5,6 @@ its update, which is one gradient step on the demonstrations, a mask of tokens (
 Queries, keys and values are the actual activations, after any rotation; products are in float64.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

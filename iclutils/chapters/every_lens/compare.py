@@ -4,8 +4,6 @@ these, and what a vector does that is added at the target of a prompt without ex
 Sources: Yin and Steinhardt 2025 (sets that leave out another's); Hendel et al. 2023 (the state of a
 layer as a vector); Todd et al. 2024 (what heads write as a vector)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import partial
 from itertools import chain

@@ -8,8 +8,6 @@ heads outside a circuit write their mean over sentences with three names (their 
 are in the circuit at all positions, and the parts of a circuit are random, not searched for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, permutations
 from typing import NamedTuple

@@ -5,8 +5,6 @@ target to the answers (Wang et al. 2023). induction: prefix matching (Olsson et 
 share of u, what the examples add to the state there (Hendel et al. 2023; Todd et al. 2024). dual:
 nats of its step on the examples (Ren and Liu 2024)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Functions between words stand on lists of ``tasks/data/words`` that share no wor
 the first column to another, and has a rival on the same words. Every third row is held out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -64,7 +62,7 @@ class Question:
     def __len__(self) -> int:
         return len(self.task)
 
-    def __getitem__(self, rows: slice | Tensor) -> Question:
+    def __getitem__(self, rows: slice | Tensor) -> "Question":
         return Question(*(field[rows] for field in vars(self).values()))
 
     @property
@@ -92,7 +90,7 @@ class Question:
         every = [outcome(self.task, each) for each in flat]
         return Outcome(*(torch.stack(x).reshape(shape) for x in zip(*every, strict=True)))
 
-    def shuffle(self, generator: torch.Generator) -> Question:
+    def shuffle(self, generator: torch.Generator) -> "Question":
         """Return the same words and answers, no example with its own: the form, not the mapping."""
         place = torch.rand(self.cues.shape, generator=generator).argsort(1).to(self.cues)
         order = torch.zeros_like(place).scatter(1, place, place.roll(1, 1))

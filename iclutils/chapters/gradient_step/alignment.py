@@ -3,8 +3,6 @@
 A predictor is a ``LinearSelfAttention``, or any function of contexts (xs, ys) that returns the
 answers for their queries, (batch,). With an axis of networks in front each has its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

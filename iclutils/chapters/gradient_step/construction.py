@@ -4,8 +4,6 @@ Tokens are (x_i, y_i), of d + 1 channels, and (x_q, 0) for the query, from the w
 another W_0 is taken off the labels beforehand. A layer adds -ΔW x_j to every y_j: labels become
 what is left of them, so K layers are K steps, and the answer is -1 times the query's y."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor

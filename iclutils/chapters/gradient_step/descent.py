@@ -5,8 +5,6 @@ x_i - y_i|² a step of GD is W -= (η/N) Σ_i (W x_i - y_i) x_iᵀ; GD++ ({cite}
 maps every x by I - γ Σ_i x_i x_iᵀ. A setting costs half the mean squared error of the query's
 answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

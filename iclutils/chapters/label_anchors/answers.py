@@ -3,8 +3,6 @@
 Of the logits only those of the label words and the likeliest words are kept, so that thousands of
 prompts under dozens of changes fit into memory. Source: Wang et al. 2023, section 2.2."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -31,18 +29,18 @@ class Answers:
     gold: Int[Tensor, "batch"]
 
     @classmethod
-    def of(cls, prompts: Prompts, logits: Float[Tensor, "batch vocab"]) -> Answers:
+    def of(cls, prompts: Prompts, logits: Float[Tensor, "batch vocab"]) -> "Answers":
         """Return the answers that logits at the targets of ``prompts`` give."""
         words = logits.topk(min(LIKELIEST, logits.shape[1])).indices
         return cls(class_logits(prompts, logits), words, prompts.gold)
 
     @classmethod
-    def join(cls, parts: Sequence[Answers]) -> Answers:
+    def join(cls, parts: "Sequence[Answers]") -> "Answers":
         """Return the answers of several batches as one."""
         columns = zip(*(vars(part).values() for part in parts), strict=True)
         return cls(*map(torch.cat, columns))
 
-    def __getitem__(self, rows: slice | Int[Tensor, "rows"]) -> Answers:
+    def __getitem__(self, rows: slice | Int[Tensor, "rows"]) -> "Answers":
         """Return the answers to some of the prompts."""
         return Answers(self.class_logits[rows], self.words[rows], self.gold[rows])
 

@@ -4,8 +4,6 @@ Of the keys and values that demonstrations leave behind, only those at the ancho
 formatting) are kept, at their positions, and the query is answered from them. Source: Wang et al.
 2023, section 3.2, Tables 2, 3 and 6 and footnote 6, and their released code."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 

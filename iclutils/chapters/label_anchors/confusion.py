@@ -4,8 +4,6 @@ The target's attention tells classes apart by these keys, along the directions i
 queries vary; both are taken before any rotation by position. Source: Wang et al. 2023, section 3.3,
 appendices J and K; the rank correlation is ours."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from functools import partial

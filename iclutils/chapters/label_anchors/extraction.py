@@ -4,8 +4,6 @@ A layer's attention from the target to the label words is a classifier of the cl
 predicts; R_l is the share of all AUC above chance that layers up to l have gathered, earned again
 by a layer that repeats another. Source: Wang et al. 2023, section 2.3, appendix E."""
 
-from __future__ import annotations
-
 import statistics
 from itertools import permutations
 

@@ -5,8 +5,6 @@ code, scores are set to -10,000 before the softmax, so the row becomes one-hot o
 itself; the text sets A[p, i] to 0 for i < p (``hooks.cut_attention`` with ``renormalise=False``).
 Source: Wang et al. 2023, section 2.2, figure 4."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ The target's attention to the label word of class i, in layer l and head h, is m
 runs one token. Other tokens are re-weighted where ``label_pos`` of the prompts names these.
 Source: Wang et al. 2023, section 3.1, appendices G and H."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -37,7 +35,7 @@ class LastStep:
     keys: States
     values: States
 
-    def __getitem__(self, rows: slice | Int[Tensor, "rows"]) -> LastStep:
+    def __getitem__(self, rows: slice | Int[Tensor, "rows"]) -> "LastStep":
         """Return the step of some of the prompts."""
         prompts = self.prompts[rows]
         width = prompts.tokens.shape[1]

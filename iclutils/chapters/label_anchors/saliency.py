@@ -4,8 +4,6 @@ The saliency of an edge from i to j is ``I_l[i, j] = |sum over heads of A[i, j] 
 with L the cross-entropy (nats) of the softmax over the label words at the target. Source: Wang et
 al. 2023, section 2.1, equations 1 to 4. It is an estimate to first order; ``isolation`` cuts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -29,7 +27,7 @@ class Flow:
     count: Int[Tensor, "batch kind"]
     others: Float[Tensor, "batch layer"]  # per edge into the target from any other token
 
-    def __getitem__(self, rows: Int[Tensor, "rows"]) -> Flow:
+    def __getitem__(self, rows: Int[Tensor, "rows"]) -> "Flow":
         """Return that of some of the prompts."""
         return Flow(self.total[rows], self.count[rows], self.others[rows])
 

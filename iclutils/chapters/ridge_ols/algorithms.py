@@ -4,8 +4,6 @@ From the pairs (xs, ys) each y_n is predicted from x_n and the pairs 0 .. n-1; t
 is 0. ``ols`` and ``ridge`` predict w·x, ``ols_weights`` is that w, and so for each name.
 Gradients are of summed squares, so that rates are absolute."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction

@@ -8,8 +8,6 @@ Column t of the stream has the address ±(cos θ, sin θ, 1), θ = 2π t / colum
 alone sets the scale of a LayerNorm. Column 0, the start token, has *rest*: columns with nothing to
 fetch attend to it. *zero* is subtracted in every reading, as the LayerNorm subtracts the mean."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 {cite}`akyurek2023` defines SPD, MSPD and ILWD, and plots them divided by d (figures 1 and 2). With
 noise the error of OLS has no finite mean at n = d - 1, d and d + 1 pairs, nor has SPD to it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

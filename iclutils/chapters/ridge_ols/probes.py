@@ -5,8 +5,6 @@ maps αᵀH to the target, linearly or by one hidden GELU layer. Errors are 1 �
 contexts; what training put there is the margin over random weights. Source: {cite}`akyurek2023`,
 section 5 and appendix E."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

@@ -4,8 +4,6 @@ Its prediction is the mean number of what it expects next, exactly, over all num
 written. It is also compared with what ignores x, with lines that have an intercept, and with the
 label of the nearest x."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Figures that run a small network: in the pages of the book, and in a notebook on yours."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
