@@ -63,10 +63,8 @@ class Cuts:
 
 
 def find(model: TransformerBridge, batch: RepeatedTokens) -> Circuit:
-    """Return the strongest induction head, and the strongest previous-token head in a layer below.
-
-    For scores that are there already, use ``roles``.
-    """
+    """Return the strongest induction head, and the strongest previous-token head in a layer below;
+    from scores that are there already: ``roles``."""
     scores = score_heads(model, batch.tokens, batch.length)
     return roles({name: values.mean(0) for name, values in scores.items()})
 
@@ -81,8 +79,7 @@ def roles(scores: Mapping[str, Float[Tensor, "layer head"]], least: int = 1) -> 
     if not prefix.any():
         raise IclError(
             "No head above layer 0 looks at what followed an earlier copy: every prefix-matching "
-            "score is 0, as where a model's attention reaches back less far than a copy is long. "
-            "Use shorter copies (L), or a model that looks further back."
+            "score is 0. Use shorter copies (L), or a model that looks further back."
         )
     induction = strongest(prefix)
     below = scores["previous"][: induction[0]]

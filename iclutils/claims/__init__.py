@@ -209,9 +209,7 @@ def write_file(path: Path, results: Mapping[str, Result]) -> None:
         run = next((r for r in runs if {k: r[k] for k in fields} == fields), None)
         if run is None:
             runs.append(run := fields | {"claims": {}})
-        run["claims"][name] = {
-            key: value for key, value in values.items() if value not in (None, {})
-        }
+        run["claims"][name] = {k: v for k, v in values.items() if v not in (None, {})}
     write_json(path, {"runs": runs})
 
 
@@ -236,10 +234,7 @@ def summary(value: Any, spread: float = 0.0, count: int = 1) -> Summary:
     if not np.ndim(value):
         return float(value), float(spread), int(count)
     if spread or count != 1 or not len(value):
-        raise IclError(
-            "Give a number with its standard error and count, or at least one repetition without "
-            "them."
-        )
+        raise IclError("Give a number with its standard error and count, or repetitions alone.")
     repeated = np.asarray([float(x) for x in value])
     number = len(repeated)
     error = repeated.std(ddof=1) / math.sqrt(number) if number > 1 else 0.0

@@ -76,14 +76,8 @@ def difference(result: "Result", null: "Result | None") -> tuple[float, float, f
 
 def interval(value: float, spread: float, count: int) -> tuple[float, float]:
     """Return the 95 % interval of a mean, from its standard error and how many it is of."""
-    reach = spread * _reach(count)
+    reach = spread * (float(student_quantile(count - 1, 0.975)) if count > 1 else 2.0)
     return value - reach, value + reach
-
-
-@cache
-def _reach(count: int) -> float:
-    """Return half the 95 % interval of a mean, in standard errors."""
-    return float(student_quantile(count - 1, 0.975)) if count > 1 else 2.0
 
 
 @cache

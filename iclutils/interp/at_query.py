@@ -70,12 +70,10 @@ class AtQuery:
 
     def mask(self, demonstrations: Mask) -> Bool[Tensor, "batch pos"]:
         """Return the demonstrations that the query sees; refuse a mask that does not fit."""
-        fits = demonstrations.dtype == torch.bool and demonstrations.shape == self.tokens.shape
-        if not fits:
+        if demonstrations.dtype != torch.bool or demonstrations.shape != self.tokens.shape:
             raise IclError(
-                "The demonstrations must be a bool mask of the tokens' shape, "
-                f"{tuple(self.tokens.shape)}; got {demonstrations.dtype} of "
-                f"{tuple(demonstrations.shape)}."
+                f"Need a bool mask of the tokens' shape, {tuple(self.tokens.shape)}; got "
+                f"{demonstrations.dtype} of {tuple(demonstrations.shape)}."
             )
         return demonstrations & self.seen
 
@@ -98,10 +96,8 @@ class AtQuery:
 
 
 def read(model: TransformerBridge, tokens: Tokens, at: Place = None) -> AtQuery:
-    """Read the prompts once; the query is the last token, or that at ``at``.
-
-    Refuses a model whose attention cannot be edited, or whose scores are not q·k / sqrt(d_head).
-    """
+    """Read the prompts once; the query is the last token, or that at ``at``. Refuses a model whose
+    attention cannot be edited, or whose scores are not q·k / sqrt(d_head)."""
     check_tokens(model, tokens)
     check_editable(model)
     size, layers = tokens.shape[1], range(model.cfg.n_layers)
@@ -148,10 +144,8 @@ def _refuse_other_scores(what: str, ours: Tensor, theirs: Tensor) -> None:
 
 
 def read_heads(query: AtQuery, layers: Sequence[int] | None = None) -> Iterator[list[Tensor]]:
-    """Yield query, keys, values and z of every head, layer by layer, float64.
-
-    Query and z are (batch, head, d_head), keys and values (batch, head, pos, d_head).
-    """
+    """Yield query, keys, values and z of every head, layer by layer, float64: query and z are
+    (batch, head, d_head), keys and values (batch, head, pos, d_head)."""
     for layer in range(query.model.cfg.n_layers) if layers is None else layers:
         q, z = (query.activations[get_act_name(part, layer)] for part in ("q", "z"))
         q = rotate(query.model, layer, "q", q, angles(query.activations, layer))
@@ -181,11 +175,9 @@ def rotate(
     states: Float[Tensor, "*lead pos head d_head"],
     turns: Angles,
 ) -> Float[Tensor, "*lead pos head d_head"]:
-    """Norm and rotate queries or keys (``"q"``, ``"k"``) as the head does, if it does.
-
-    The first channels turn, halves paired, as in GPT-NeoX, Llama and Qwen; whoever uses this
-    compares it with what the model does. For keys at a distance, see ``rotate_apart``.
-    """
+    """Norm and rotate queries or keys (``"q"``, ``"k"``) as the head does, if it does: the first
+    channels turn, halves paired, as in GPT-NeoX, Llama and Qwen. For keys at a distance, see
+    ``rotate_apart``."""
     norm = getattr(model.blocks[layer].attn, f"{channel}_norm", None)
     if getattr(norm, "weight", torch.empty(0)).shape == states.shape[-1:]:
         states = norm(states)  # type: ignore[misc]
@@ -202,10 +194,7 @@ def rotate_apart(
     model: TransformerBridge, layer: int, distance: int, queries: Vectors, keys: Vectors
 ) -> tuple[Vectors, Vectors]:
     """Norm and rotate queries, and keys ``distance`` tokens before them: (*lead, d_head) each.
-
-    Reads a few tokens once for a layer and distance. Where the angles are known, use ``rotate``.
-    Refuses a model whose attention scores are not those of its queries and keys.
-    """
+    Refuses a model whose attention scores are not those of its queries and keys."""
     parts = zip("qk", (queries, keys), _angles_apart(model, layer, distance), strict=True)
     queries, keys = (
         rotate(model, layer, channel, states[..., None, None, :], turns)[..., 0, 0, :]

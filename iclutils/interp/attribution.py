@@ -38,12 +38,10 @@ ROWS = 16_384  # rows of d_model held at once: (sequence, reader, position)
 def edge_attribution(
     model: TransformerBridge, task: CleanCorrupt, steps: int = 1
 ) -> Float[Tensor, "writer reader batch"]:
-    """Estimate the nats lost when each edge alone is patched; 0 where there is no edge.
-
-    The gradient of the score at the reader's input in the clean run, times the writer's change,
-    summed over positions. With more than one of ``steps``, averaged over runs whose embeddings are
-    1/steps, 2/steps, ... 1 of the way to the clean one.
-    """
+    """Estimate the nats lost when each edge alone is patched; 0 where there is no edge: the
+    gradient of the score at the reader's input in the clean run, times the writer's change, summed
+    over positions, and averaged over ``steps`` runs whose embeddings are 1/steps, 2/steps, ... 1 of
+    the way to the clean one."""
     if steps < 1:
         raise IclError(f"steps must be at least 1; got {steps}.")
     check_tokens(model, task.clean)

@@ -36,10 +36,9 @@ class CleanCorrupt:
     def __post_init__(self) -> None:
         if not len(self.clean) or not self.at.shape[1]:
             raise IclError("There is nothing to score: give at least one sequence and one entry.")
-        if self.clean.shape != self.corrupt.shape:
-            raise IclError("Clean and corrupt sequences must have the same shape.")
-        if int(self.at.min()) < 0 or int(self.at.max()) >= self.clean.shape[1]:
-            raise IclError("A scored position lies outside the sequence.")
+        inside = int(self.at.min()) >= 0 and int(self.at.max()) < self.clean.shape[1]
+        if self.clean.shape != self.corrupt.shape or not inside:
+            raise IclError("Need both sides of one shape, and scored positions inside them.")
 
     def __len__(self) -> int:
         return len(self.clean)
@@ -90,10 +89,8 @@ def scored_logits(
 def baselines(
     model: TransformerBridge, task: CleanCorrupt
 ) -> tuple[Float[Tensor, "batch"], Float[Tensor, "batch"]]:
-    """Score the clean and the corrupt run, in nats: the 1 and the 0 of every share.
-
-    Refuses a task on which they score the same.
-    """
+    """Score the clean and the corrupt run, in nats: the 1 and the 0 of every share. Refuses a task
+    on which they score the same."""
     clean, corrupt = (task.score(scored_logits(model, task, corrupt=c)) for c in (False, True))
     if abs(float((clean - corrupt).mean())) < CONSTANT:
         raise IclError(
@@ -115,11 +112,8 @@ def share(
 def copying(
     model: TransformerBridge, count: int, length: int, generator: Generator, narrow: bool = False
 ) -> CleanCorrupt:
-    """Predict the second copy of ``length`` distinct random tokens (chapter 01's task).
-
-    Corrupt: the first copy is another draw. ``narrow``: softmax over the second copy's tokens
-    alone.
-    """
+    """Predict the second copy of ``length`` distinct random tokens (chapter 01's task). Corrupt:
+    the first copy is another draw. ``narrow``: softmax over the second copy's tokens alone."""
     clean = repeated_tokens(model, count, length, generator, distinct=True).tokens
     first, corrupt = slice(1, length + 1), clean.clone()
     other = repeated_tokens(model, count, length, generator, distinct=True)
@@ -136,11 +130,9 @@ def copying(
 
 
 def classification(prompts: Prompts) -> CleanCorrupt:
-    """Name the class of the query (chapter 02's task).
-
-    Corrupt: every demonstration carries the label word of the next class (its first sub-token).
-    The answer has one source where every class has one demonstration.
-    """
+    """Name the class of the query (chapter 02's task). Corrupt: every demonstration carries the
+    first sub-token of the next class's label word. The answer has a source where every class has
+    one demonstration."""
     prompts.check()
     other = prompts.label_words.gather(1, (prompts.demo_class + 1) % prompts.classes)
     same = (prompts.demo_class == prompts.gold[:, None]).long()

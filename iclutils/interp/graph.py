@@ -5,7 +5,7 @@ for each layer its heads and its MLP. Readers: for each layer the queries of its
 their values and the MLP's input, then the logits. An edge is of all positions at once.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -138,12 +138,9 @@ def output_hook(writer: Node) -> str:
 def component_output(
     model: TransformerBridge, cache: ActivationCache | Mapping[str, Tensor], writer: Node
 ) -> Float[Tensor, "batch pos d_model"]:
-    """Return what a writer adds to the stream, from a cache; biases after W_O belong to none.
-
-    Read where it reaches the stream: times the factor (Granite) or after the norm (Gemma-2, OLMo-2)
-    that stands between. Such a norm keeps the scale of the run, so that the heads of a layer and
-    their biases add up; for what a *change* of one head changes, see ``change_of_writes``.
-    """
+    """Return what a writer adds to the stream, from a cache; biases after W_O belong to none. A
+    factor (Granite) is applied; a norm (Gemma-2, OLMo-2) keeps the scale of the run, so that the
+    heads of a layer add up. For what a *change* of one head changes, see ``change_of_writes``."""
     value = cache[output_hook(writer)]
     if writer.kind != "head":
         return value
@@ -152,10 +149,9 @@ def component_output(
 
 
 def component_outputs(
-    model: TransformerBridge, tokens: Int[Tensor, "batch pos"], writers: Iterable[Node]
+    model: TransformerBridge, tokens: Int[Tensor, "batch pos"], writers: Collection[Node]
 ) -> dict[Node, Float[Tensor, "batch pos d_model"]]:
     """Return what each of ``writers`` adds to the residual stream on ``tokens``."""
-    writers = list(writers)
     cache = activations(model, tokens, {output_hook(w) for w in writers})
     return {w: component_output(model, cache, w) for w in writers}
 
@@ -168,10 +164,7 @@ def change_of_writes(
 ) -> Float[Tensor, "batch pos d_model"]:
     """Return by how much the residual stream changes when these writers, and no others, write what
     they write in the ``other`` run, before a later part reacts; caches hold their ``output_hook``.
-
-    Exact: where a norm stands between the heads of a layer and the stream, it is applied anew to
-    all that they write, so that the changes of single heads do not add up to that of all.
-    """
+    A norm between the heads of a layer and the stream is applied anew to all that they write."""
     total: Tensor | None = None
     for (kind, layer), group in groupby(sorted(writers), lambda w: (w.kind, w.layer)):
         name, heads = output_hook(Node(kind, layer)), [node.head for node in group]
@@ -190,11 +183,8 @@ def add_to_inputs(
     model: TransformerBridge, changes: Mapping[Node, Tensor | Callable[[], Tensor]]
 ) -> list[Hook]:
     """Make hooks that add a change, (batch, pos, d_model), to what each reader reads of the
-    residual stream, and to nothing else.
-
-    A change is a tensor, or a function that is called when the reader reads. Gradients pass
-    through: a change of zeros that requires one gets the slope of the score at this reader.
-    """
+    residual stream, and to nothing else: a tensor, or a function that is called when the reader
+    reads. Gradients pass through."""
     hooks: list[Hook] = []
     for reader, change in changes.items():
 
@@ -210,11 +200,8 @@ def shift_inputs(
     model: TransformerBridge, first: Node, heads: Sequence[int], change: Callable[[], Tensor]
 ) -> list[Hook]:
     """Make hooks as ``add_to_inputs`` for readers that share a layer and a kind, those of ``heads``
-    at once: the change of their queries, keys or values is (batch, pos, head, d_model).
-
-    The change passes the norm of the reader, if there is one, and reaches what it makes of the
-    stream: queries, keys and values behind their matrices, or the input of the MLP itself.
-    """
+    at once: the change of their queries, keys or values is (batch, pos, head, d_model). It passes
+    the norm of the reader, if there is one."""
     if first.kind == "logits":
         return [(END, lambda value, hook: value + change())]
     block, layer = blocks(model)[first.layer], f"blocks.{first.layer}."

@@ -92,11 +92,8 @@ def attention_to(
 def olsson_prefix_matching(
     pattern: Float[Tensor, "batch head dest src"], tokens: Int[Tensor, "batch src"]
 ) -> Float[Tensor, "batch head"]:
-    """Sum attention to all positions that follow an earlier occurrence, and average it
-    over the queries that have one (NaN if none has); the first position is no occurrence.
-
-    Olsson et al. 2022, appendix on head activation evaluators: 25 random tokens, four times.
-    """
+    """Return mean attention to all that follows an earlier occurrence (NaN without any), the first
+    position not counted: Olsson et al. 2022, appendix; there of 25 random tokens, four times."""
     return attention_to(pattern, followers(tokens))
 
 
@@ -159,11 +156,10 @@ def same_layers(
     outside: Iterable[tuple[int, int]] = (),
     layers: int = 0,
 ) -> list[list[tuple[int, int]]]:
-    """Draw random sets of other heads, as many in each layer as ``heads`` has there: the control
-    for a set of heads that stands at a certain depth. No head of ``outside`` is drawn: name here
-    all lists that the set is compared with. What a layer has too few of comes from the nearest
-    layers of a model of so many ``layers``; of 0, a set has fewer heads. With ``again``, draw of
-    all heads of these layers: what two sets share by chance."""
+    """Draw random sets of other heads, as many in each layer as ``heads`` has there, and none of
+    ``outside``, the lists that these are compared with. What a layer has too few of comes from the
+    nearest of so many ``layers``; of 0, a set has fewer heads. With ``again``, draw of all heads of
+    these layers: what two sets share by chance."""
     chosen, barred = defaultdict[int, set[int]](set), {*outside}
     for layer, head in sorted(heads):
         chosen[layer].add(head)
@@ -194,9 +190,8 @@ def controls(
     generator: Generator,
     outside: Collection[tuple[int, int]] = (),
 ) -> list[list[tuple[int, int]]]:
-    """Draw sets of heads to compare the removal of ``heads`` with: where these are whole layers,
-    all other sets of as many whole layers, else those of so many draws of ``same_layers``. They
-    hold no head of ``outside``, the lists that ``heads`` are compared with."""
+    """Draw sets of heads to compare the removal of ``heads`` with, without those of ``outside``: of
+    whole layers, all other sets of as many whole layers, else draws of ``same_layers``."""
     layers, every = {layer for layer, _ in heads}, range(model.cfg.n_heads)
     if len(heads) < len(layers) * len(every):
         size = model.cfg.n_layers
@@ -209,8 +204,8 @@ def controls(
 def from_other_layers(
     heads: Iterable[tuple[int, int]], controls: Iterable[Iterable[tuple[int, int]]]
 ) -> float:
-    """Return how many heads of a control of ``same_layers`` come from other layers than the heads
-    for which it was drawn, because these layers had too few left: the mean of the controls."""
+    """Return how many heads of a control of ``same_layers`` come from other layers than ``heads``,
+    which had too few left: the mean of the controls."""
     have = Counter(layer for layer, _ in heads)
     return fmean((Counter(layer for layer, _ in some) - have).total() for some in controls)
 

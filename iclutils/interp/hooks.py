@@ -38,10 +38,8 @@ def run_with_hooks(
     watch: Iterable[str] = (),
     stop_at_layer: int | None = None,
 ) -> tuple[Float[Tensor, "batch entry out"], dict[str, Tensor]]:
-    """Run one forward pass under ``hooks``: logits, and the activations named in ``watch``.
-
-    Stopped before a layer, it gives the residual stream there in place of logits.
-    """
+    """Run one forward pass under ``hooks``: logits (or the residual stream before the layer at
+    which it stops), and the activations named in ``watch``."""
     check_tokens(model, tokens)
     seen: dict[str, Tensor] = {}
 
@@ -76,10 +74,8 @@ def logits_under(
     ways: Sequence[Sequence[Hook]],
     at: Int[Tensor, "batch entry"] | None = None,
 ) -> Iterator[Float[Tensor, "batch entry vocab"]]:
-    """Yield logits under each list of hooks in turn, at positions ``at`` or all.
-
-    The layers below the first hooked one of a list are those of a single pass, for all lists.
-    """
+    """Yield logits under each list of hooks in turn, at positions ``at`` or all. The layers below
+    the first hooked one of a list are those of a single pass, for all lists."""
     firsts = [_layers(name for name, _ in hooks)[0] if hooks else 0 for hooks in ways]
     names = {layer: get_act_name("resid_pre", layer) for layer in set(firsts)}
     seen = activations(model, tokens, [*names.values()])
@@ -95,11 +91,8 @@ def logits_without(
     at: Int[Tensor, "batch entry"],
 ) -> Iterator[tuple[Int[Tensor, "some"], Float[Tensor, "some entry vocab"]]]:
     """Yield logits at positions ``at`` without heads, in many ways at once: some rows of (way x
-    batch) at a time, in no order, and the logits of these.
-
-    A way is a pair: which heads (``head_masks``), and what stands there by layer (as in
-    ``put_heads``). Rows that have lost the same so far go through a layer as one.
-    """
+    batch) at a time, in no order, and the logits of these. A way is a pair: which heads
+    (``head_masks``), and what stands there by layer (as in ``put_heads``)."""
     batch, layers, device = len(tokens), model.cfg.n_layers, tokens.device
     row = torch.arange(batch, device=device).repeat(len(ways))  # (way x batch)
     values = list({id(new): new for _, new in ways}.values())
@@ -140,8 +133,8 @@ def logits_without(
 def _put_by_row(
     layer: int, lost: Tensor, kind: Tensor, values: Sequence[Mapping[int, Tensor]], rows: Tensor
 ) -> Hook:
-    """Make the hook that puts the values of a row's kind (row,) in the place of ``z`` of the heads
-    that it has lost (row, head); ``rows`` says where in the batch each row is."""
+    """Put the values of a row's kind (row,) in the place of ``z`` of the heads that it has lost
+    (row, head); ``rows`` says where in the batch each row is."""
 
     def put(z: Tensor, hook: object) -> Tensor:
         for i in set(kind.tolist()) - {-1}:
@@ -154,9 +147,8 @@ def _put_by_row(
 
 
 def _layers(names: Iterable[str]) -> list[int]:
-    """Return the lowest and highest layer whose activations are named."""
-    layers = sorted(int(re.findall(r"blocks\.(\d+)\.", name)[0]) for name in names)
-    return [layers[0], layers[-1]]
+    """Return the layers whose activations are named, the lowest first."""
+    return sorted(int(re.findall(r"blocks\.(\d+)\.", name)[0]) for name in names)
 
 
 def at_positions(at: Int[Tensor, "batch entry"]) -> Hook:
@@ -213,11 +205,8 @@ def ablate_heads(
 def ablate_sets(
     model: TransformerBridge, tokens: Tokens, sets: Sequence[Heads], how: How, other: Other
 ) -> list[list[Hook]]:
-    """Make hooks as ``ablate_heads`` does for each set of heads; what replaces them is read once.
-
-    A set is a list of heads, or one list for each row of ``tokens``: controls can be drawn for each
-    prompt at the cost of one draw.
-    """
+    """Make hooks as ``ablate_heads`` does for each set of heads; what replaces them is read once. A
+    set is a list of heads, or one list for each row of ``tokens``."""
     chosen = [head_masks(model, heads, len(tokens)) for heads in sets]
     names = {layer: get_act_name("z", layer) for masks in chosen for layer in masks}
     values = replacements(model, tokens, names.values(), how, other)
@@ -256,18 +245,13 @@ def cut_attention(
     model: TransformerBridge, cut: Mapping[int, Bool[Tensor, "..."]], renormalise: bool = True
 ) -> list[Hook]:
     """Make hooks that cut edges of attention: ``cut[layer]`` is (batch, dest, src) or with heads
-    (batch, head, dest, src).
-
-    Renormalised, the scores become -10,000 before the softmax and the rest of the row takes over
-    (a row without any rest becomes uniform); otherwise the weights become 0 and nothing does.
-    """
+    (batch, head, dest, src). Renormalised, the scores become -10,000 before the softmax and the
+    rest of the row takes over (uniform without a rest); else the weights become 0."""
     check_editable(model)
     part, value = ("attn_scores", CUT) if renormalise else ("pattern", 0.0)
 
     def hook_for(layer: int, edges: Tensor) -> Hook:
         edges = edges[:, None] if edges.ndim == 3 else edges
-        if not 0 <= layer < model.cfg.n_layers:
-            raise IclError(f"There is no layer {layer}: the model has {model.cfg.n_layers}.")
         name = get_act_name(part, layer)
         return name, lambda values, hook: values.masked_fill(edges.to(values.device), value)
 
@@ -310,7 +294,7 @@ def activations(
     one place at most. With logits: ``run_with_hooks``."""
     if not names:
         return {}
-    stop = _layers(names)[1] + 1
+    stop = _layers(names)[-1] + 1
     first = at_positions(torch.zeros_like(tokens[:, :1]))
     seen = run_with_hooks(model, tokens, [first], names, stop)[1]
     check_parts(model, names, seen)

@@ -93,11 +93,9 @@ def answer_from_cache(
     offset: bool = True,
     hooks: Sequence[Hook] = (),
 ) -> Float[Tensor, "batch vocab"]:
-    """Return logits at the target when the query is read, with ``cache`` for its demonstrations.
-
-    One row of ``cache`` serves all prompts that share their demonstrations. Without ``offset`` the
-    query begins at position 0 (the released script's way with GPT-2 XL), not where it stands.
-    """
+    """Return logits at the target when the query is read, with ``cache`` for its demonstrations;
+    one row of it serves all prompts that share these. Without ``offset`` the query begins at
+    position 0 (the released script's way with GPT-2 XL), not where it stands."""
     check_prompts(model, prompts)
     mine = demonstrations(prompts)
     width, count = cache.read.shape[1], len(prompts)
@@ -156,11 +154,9 @@ def keys_values(
     hooks: Sequence[Hook] = (),
     **past: Any,
 ) -> tuple[KeyStates, States]:
-    """Read keys and values of every layer and token, in one forward pass without gradients; after
-    those of a ``past`` with its mask and the positions, if there is one.
-
-    Refuses a model without explicit positions, or with a sliding window.
-    """
+    """Read keys and values of every layer and token, in one forward pass without gradients, after
+    those of a ``past`` with its mask and the positions, if there is one. Refuses a model without
+    explicit positions, or with a sliding window."""
     check_tokens(model, tokens)
     if window(model) is not None:
         raise IclError(f"{MISFIT} attends to a sliding window. Use one with full attention.")
@@ -212,9 +208,7 @@ def read_with_cache(
 ) -> Float[Tensor, "batch entry vocab"]:
     """Return next-token logits at the indices ``read`` of ``tokens``, fed to a model that already
     holds ``keys`` and ``values`` (one row serves all of the batch), under hooks; differentiable.
-
-    ``held``: entries of the cache that may be attended to. ``fed``: tokens that are no padding.
-    """
+    ``held``: entries of the cache that may be attended to. ``fed``: tokens that are no padding."""
     cache, shape = None, (len(tokens), -1, -1, -1)
     if held.shape[1]:
         states = zip(keys, values, strict=True)

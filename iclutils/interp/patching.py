@@ -56,11 +56,9 @@ def ablate(
     sets: Sequence[Iterable[Node]],
     how: How = "resample",
 ) -> Float[Tensor, "set batch"]:
-    """Measure the nats lost without each set of heads and MLP layers.
-
-    They become what they are on the corrupt sequence (``"resample"``), their mean over the batch
-    and its positions (``"mean"``), or nothing (``"zero"``). For edges, see ``path_patching``.
-    """
+    """Measure the nats lost without each set of heads and MLP layers: they become what they are on
+    the corrupt sequence (``"resample"``), their mean over the batch and its positions (``"mean"``),
+    or nothing (``"zero"``). For edges, see ``path_patching``."""
     groups, run = [list(nodes) for nodes in sets], CleanRun(model, task)
     nodes = {node for group in groups for node in group}
     if not nodes <= {node for node in run.graph.writers if node.kind != "embed"}:
@@ -105,10 +103,7 @@ def key_patterns(
     target: Head,
 ) -> Float[Tensor, "group batch dest src"]:
     """Return the pattern of ``target`` on the clean sequences when its keys alone read what a group
-    of earlier heads writes on the corrupt ones, for each group.
-
-    Every other reader keeps the clean stream: a change is K-composition and nothing else.
-    """
+    of earlier heads writes on the corrupt ones, for each group: K-composition and nothing else."""
     (layer, head), nodes = target, [[Node("head", *one) for one in group] for group in groups]
     every, keys = {node for group in nodes for node in group}, Node("k", *target)
     model_graph(model).mask((node, keys) for node in every)  # all of these edges exist
@@ -172,10 +167,8 @@ def layer_flow(
     model: TransformerBridge, task: CleanCorrupt
 ) -> Float[Tensor, "source target batch"]:
     """Measure the nats lost when what one layer writes reaches one later block alone corrupt.
-
     Source 0 is the embedding, l + 1 all that layer l writes; target l is all that block l reads,
-    the last one the logits. The residual stream that passes the block stays clean.
-    """
+    the last one the logits. The stream that passes the block stays clean."""
     run = CleanRun(model, task)
     graph, layers = run.graph, run.graph.layers
     sources = [[w for w in graph.writers if w.layer == at] for at in range(-1, layers)]
@@ -203,18 +196,9 @@ def mlp_position_sweep(
     sources: Int[Tensor, "position"],
     scored: Int[Tensor, "entry"],
 ) -> Float[Tensor, "layer position entry"]:
-    """Measure the nats of log p lost when an MLP's output at a position becomes its source's.
-
-    For every layer and each position alone, in one sequence. ``scored``: increasing prediction
-    entries (entry i is about token i + 1). Xiang 2024 patches L .. 2L-1 from L before them.
-    """
-    places = torch.cat([positions, sources, scored + 1])
-    inside = bool(((places >= 0) & (places < tokens.shape[1])).all()) and int(scored.min()) >= 0
-    if len(tokens) != 1 or len(positions) != len(sources) or not inside:
-        raise IclError(
-            "Need one sequence, one source per position, both inside it, and entries that predict "
-            "one of its tokens."
-        )
+    """Measure the nats of log p lost when an MLP's output at a position becomes its source's, for
+    every layer and each position alone, in one sequence. ``scored``: increasing entries (entry i
+    predicts token i + 1). Xiang 2024 patches L .. 2L-1 from L before them."""
     run = CleanRun(model, CleanCorrupt(tokens, tokens, scored[None], tokens[:, scored + 1]))
     names = [get_act_name("mlp_out", layer) for layer in range(model.cfg.n_layers)]
     cache = activations(model, tokens, names)  # a source may lie after the last scored entry
@@ -231,9 +215,7 @@ def mlp_position_sweep(
 
 class CleanRun:
     """What one clean and one corrupt pass leave behind, up to the last scored position.
-
-    ``by_entry``: score of every clean entry in nats, (batch, entry); ``score``: their mean.
-    """
+    ``by_entry``: score of every clean entry in nats, (batch, entry); ``score``: their mean."""
 
     def __init__(self, model: TransformerBridge, task: CleanCorrupt) -> None:
         check_tokens(model, task.clean)  # as a whole, before it is cut
@@ -255,8 +237,7 @@ class CleanRun:
 
     @cached_property
     def _corrupt(self) -> Mapping[str, Tensor]:
-        names = {output_hook(w) for w in self.graph.writers}
-        return activations(self.model, self.task.corrupt, names)
+        return activations(self.model, self.task.corrupt, {*map(output_hook, self.graph.writers)})
 
     def changes(self, groups: Sequence[Sequence[Node]]) -> Copies:
         """Return by how much the stream changes when each group of writers is corrupt."""

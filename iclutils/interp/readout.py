@@ -54,10 +54,8 @@ def target_logits(
     hooks: Sequence[Hook] = (),
     batch_size: int | None = None,
 ) -> Float[Tensor, "batch vocab"]:
-    """Return next-token logits at the target, under ``hooks``, without gradients.
-
-    ``hooks`` are of the whole batch; ``batch_size``, only without hooks: prompts per pass.
-    """
+    """Return next-token logits at the target, without gradients, under ``hooks`` of the whole batch
+    or, only without hooks, ``batch_size`` prompts in a pass."""
     check_prompts(model, prompts)
     if hooks and batch_size is not None:
         raise IclError("Hooks are made for one batch: leave batch_size out, or run the batches.")

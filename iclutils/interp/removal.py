@@ -125,18 +125,15 @@ def without(
     """Return what is left of the answer on the clean sequences without each set of heads.
 
     A set is a list of (layer, head), or one such list for each row of the task, as
-    ``controls_by_row`` draws them: twenty controls then cost what one costs. Every head of a set
-    loses its output at every position, and ``replacement`` stands there, or the one of its set. The
-    answer is that of the task's first scored entry; its rivals are the task's ``choices``, without
-    which this refuses the task, as it does heads that the model lacks. ``hooks.logits_without``
-    runs all sets together. For nats lost, MLP layers or several entries, see ``patching.ablate``.
-    """
+    ``controls_by_row`` draws them. Every head of a set loses its output at every position, and
+    ``replacement`` stands there, or the one of its set. The answer is that of the task's first
+    scored entry; its rivals are the task's ``choices``, which it needs. For nats lost, MLP layers
+    or several entries, see ``patching.ablate``."""
     new = [replacement] * len(sets) if isinstance(replacement, Replacement) else replacement
     ways = [
         (head_masks(model, heads, len(task)), each.by_layer)
         for heads, each in zip(sets, new, strict=True)
     ]
-
     order, parts = [], []
     for rows, logits in logits_without(model, task.clean, ways, task.at):
         order.append(rows)
@@ -171,10 +168,9 @@ def controls_by_row(
     outside: Iterable[Head] = (),
     layers: int = 0,
 ) -> list[Sequence[Head]]:
-    """Return the control of a set for each row: of so many draws of as many other heads of the same
-    layers (``width`` in a layer), row i has number i modulo ``draws``. ``outside``: heads that no
-    control may hold, as those of a list that the set is compared with; ``layers``: of the model, so
-    that the nearest layers give what one has too few of (``head_scores.same_layers``)."""
+    """Return the control of a set for each row: of so many draws of ``head_scores.same_layers``
+    (``width`` heads in a layer), which explains ``outside`` and ``layers``, row i has number i
+    modulo ``draws``."""
     drawn = same_layers(heads, width, draws, generator, outside=outside, layers=layers)
     return [drawn[row % draws] for row in range(rows)]
 

@@ -63,14 +63,10 @@ def step_down_threshold(
     effects: Float[Tensor, "item sample"], generator: Generator, draws: int = 2000
 ) -> float:
     """Return the |mean|, in the effects' unit, that five per cent of sign flips of chance items
-    exceed anywhere.
-
-    The signs of a draw are shared by all items, so that their dependence is kept. One strong item,
-    flipped, would hide all others: items above the threshold are set aside and the rest is asked
-    again, with new signs, until nothing more is found (Westfall and Young 1993). Fewer than six
-    samples raise ``IclError``. Where a few false findings among many do no harm:
-    ``benjamini_hochberg``.
-    """
+    exceed anywhere (Westfall and Young 1993). The signs of a draw are shared by all items; items
+    above the threshold are set aside and the rest is asked again, with new signs, until nothing
+    more is found. Fewer than six samples raise ``IclError``. Where a few false findings among many
+    do no harm: ``benjamini_hochberg``."""
     while True:
         threshold = float(_flipped(effects, generator, draws).abs().amax(1).quantile(0.95))
         below = effects.mean(-1).abs() <= threshold

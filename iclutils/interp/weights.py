@@ -35,11 +35,9 @@ def copying_scores(model: TransformerBridge) -> Float[Tensor, "layer head"]:
 def composition_scores(
     model: TransformerBridge, kind: Literal["Q", "K", "V"]
 ) -> Float[Tensor, "layer head layer head"]:
-    """Measure Elhage's composition of an earlier head with a later one: |W_OV W| / (|W_OV| |W|).
-
+    """Measure Elhage's composition of an earlier head with a later one, |W_OV W| / (|W_OV| |W|), by
     Frobenius norms; 0 unless the second head is in a later layer. Rotary positions, between W_Q and
-    W_K, are left out. Subtract ``composition_baseline`` before calling a value large.
-    """
+    W_K, are left out. Subtract ``composition_baseline`` before calling a value large."""
     config = model.original_model.config
     if clip := getattr(getattr(config, "attn_config", config), "clip_qkv", None):
         raise IclError(
@@ -72,10 +70,8 @@ def composition_scores(
 def composition_baseline(
     d_model: int, d_head: int, generator: Generator, draws: int = 300
 ) -> tuple[float, float]:
-    """Return mean and standard deviation of the composition score of random heads of this shape.
-
-    Factors have uniform entries, as Kaiming initialisation gives; the score ignores their scale.
-    """
+    """Return mean and standard deviation of the composition score of random heads of this shape,
+    with uniform entries, as Kaiming initialisation gives; the score ignores their scale."""
 
     def factor(rows: int, columns: int) -> Tensor:
         return torch.rand(draws, rows, columns, generator=generator) * 2 - 1

@@ -27,11 +27,9 @@ Point = tuple[float, float]
 def induction_pair(
     tokens: Sequence[str], previous: Float[Tensor, "dest src"], induction: Float[Tensor, "dest src"]
 ) -> Figure:
-    """Draw a previous-token head and an induction head at work (Olsson et al. 2022).
-
-    Tokens below, the first head's output in the middle, the second's on top, with the attention of
-    the two steps. The last token is continued; attention under 0.05 is left out.
-    """
+    """Draw a previous-token head and an induction head at work (Olsson et al. 2022): tokens below,
+    the first head's output in the middle, the second's on top. The last token is continued;
+    attention under 0.05 is left out."""
     n = len(tokens)
     at, after = n - 1, int(induction[-1].argmax())
     before = int(previous[after].argmax())
@@ -70,12 +68,9 @@ def gathering(
     labels: Sequence[int],
     target: int,
 ) -> Figure:
-    """Draw information gathered in label words, then read by the target (Wang et al. 2023).
-
-    Left, the strongest edges, layer by layer upwards; right, the share of a layer's saliency that
-    flows into the labels, from the labels to the target, and elsewhere. More than six layers
-    are averaged into six bands.
-    """
+    """Draw information gathered in label words, then read by the target (Wang et al. 2023): left,
+    the strongest edges, layer by layer upwards; right, the share of a layer's saliency that flows
+    into the labels, to the target, and elsewhere. More than six layers become six bands."""
     n = len(tokens)
     flow = saliency.detach().cpu().float().abs().tril(-1)
     count = min(BANDS, len(flow))
@@ -128,12 +123,9 @@ def gathering(
 def descent_step(
     x: Float[Tensor, "example"], y: Float[Tensor, "example"], query: float, rate: float
 ) -> Figure:
-    """Draw a context as a data set, and linear attention as one step of descent on it.
-
-    From the weight 0, a step of size ``rate`` on the squared error gives w = rate * sum(x y). Its
-    answer at the query, w * query, is a sum over examples: value y times rate * x * query, which
-    is what a head of linear attention adds up (von Oswald et al. 2023).
-    """
+    """Draw a context as a data set, and linear attention as one step of descent on it: from the
+    weight 0, w = rate * sum(x y). Its answer at the query, w * query, is a sum over examples, value
+    y times rate * x * query, which a head of linear attention adds up (von Oswald et al. 2023)."""
     figure, (data, shares) = canvas(2, 6.8, 3.0)
     after, parts = rate * float(x @ y), rate * query * x * y
     reach = 1.15 * max(float(x.abs().max()), abs(query))
@@ -166,12 +158,9 @@ def dual_head(
     groups: Mapping[str, Sequence[int]],
     unit: str,
 ) -> Figure:
-    """Draw a head as a kernel smoother and as its dual model: one number, added up in two ways.
-
-    Above, the weights of a mean: the ``attention`` that the query gives to each token, with a
-    bracket over each group but the first. Below, the same mean of ``values``, group by group: the
-    first is the start of the dual model, each other a step on one example (Ren & Liu 2024).
-    """
+    """Draw a head as a kernel smoother and as its dual model (Ren & Liu 2024): above, the
+    ``attention`` that the query gives to each token, with a bracket over each group but the first;
+    below, the mean of ``values`` that it makes, the first group as start, each other as a step."""
     parts = [float((attention * values)[list(at)].sum()) for at in groups.values()]
     colours = [GREY] + [BLUE] * (len(parts) - 1)
     heights, tall = [1.2, 0.25 + 0.16 * len(parts)], 3.0 + 0.2 * len(parts)
@@ -206,8 +195,7 @@ def patched_edge(
     clean: float, corrupt: float, patched: float, edge: tuple[str, str], unit: str
 ) -> Figure:
     """Draw one edge patched (Wang et al. 2022): the clean run, the corrupt run, the clean run in
-    which what one component passes to another is the corrupt run's; and what each gives.
-    """
+    which what one component passes to another is the corrupt run's; and what each gives."""
     axes = _sheet(6.6, 3.5)
     runs = (
         ("clean", "our row", clean, BLUE),

@@ -1,10 +1,8 @@
 """Figures: they draw arrays and never see a model.
 
-Colours come from the Okabe-Ito palette (safe for colour-blind readers) and from two colour maps
-in which zero is the ground. The ground is white; a dark page of the book turns lightness over and
-keeps the hues. There Okabe and Ito's amber is near their orange, so a violet takes its place, which
-is neither dark nor pale: a dark colour would be nearly white on a dark page.
-Caption and alternative text stand in the metadata of the cell that draws.
+Colours come from the Okabe-Ito palette (safe for colour-blind readers), with a violet for its
+amber, and from two colour maps in which zero is the ground. The ground is white; a dark page of the
+book turns lightness over and keeps the hues, so that a dark colour would be nearly white there.
 """
 
 import logging
@@ -283,11 +281,8 @@ def curves(
     log_y: bool = False,
 ) -> Figure:
     """Draw one panel per quantity, one line per series: (x, y), or (x, y, low, high) with a band;
-    ``xlabel`` is one for all, or for each.
-
-    Few lines carry their names; with more, panels whose series have the same names share one
-    legend. A logarithmic x axis that starts at 0 (training steps) is linear up to 100.
-    """
+    ``xlabel`` is one for all, or for each. Few lines carry their names. A logarithmic x axis that
+    starts at 0 (training steps) is linear up to 100."""
     columns = min(2, len(panels))
     rows = math.ceil(len(panels) / columns)
     figure, axes = canvas(columns, 7.0 if columns > 1 else 4.2, 2.6 * rows, rows)

@@ -20,11 +20,9 @@ LINKS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Problem:
-    """Contexts of a regression ``task``, inputs times ``scales``, labels through ``link``.
-
-    The link ``linear`` leaves y = w·x; the others are taken of z = w·x / sqrt(d): sin(z) and
-    exp(z/2), our choice of {cite}`ren2024`'s tasks. The task's noise is added after the link.
-    """
+    """Contexts of a regression ``task``, inputs times ``scales``, labels through ``link``: y = w·x
+    (``linear``), or sin(z) or exp(z/2) of z = w·x / sqrt(d), our choice of tasks of
+    {cite}`ren2024`. The task's noise is added after the link."""
 
     task: Task
     link: str = "linear"
@@ -58,11 +56,8 @@ def linear_problem(tasks: Sequence[Mapping[str, Any]]) -> Problem:
 
 @dataclass(frozen=True)
 class Waves:
-    """y = a sin(x + φ), x ~ U(-5, 5), a ~ U(.1, .5), φ ~ U(0, π) ({cite}`vonoswald2023`).
-
-    The released code draws a and φ from one key, so that φ follows from a; here they are
-    independent. The ``weights`` of the contexts hold the amplitude.
-    """
+    """y = a sin(x + φ), x ~ U(-5, 5), a ~ U(.1, .5), φ ~ U(0, π) ({cite}`vonoswald2023`), a and φ
+    independent (in the released code φ follows from a). The contexts' ``weights`` hold a."""
 
     dim: int = field(default=1, init=False)
 

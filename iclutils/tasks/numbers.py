@@ -80,12 +80,9 @@ def of_model(model: TransformerBridge) -> NumberFormat:
 
 
 def of_text(tokenizer: PreTrainedTokenizerBase) -> NumberFormat:
-    """Write numbers as a tokenizer does, in lines ``x -> y``; a space stands before a number.
-
-    They are 0 .. 99, or the digits, if each is a single token, read where it stands in a line
-    between two others; else this raises. BOS comes first where the tokenizer gives it to every
-    text.
-    """
+    """Write numbers as a tokenizer does, in lines ``x -> y``; a space stands before a number. They
+    are 0 .. 99, or the digits, if each is a single token where it stands; else this raises. BOS
+    comes first where the tokenizer gives it to every text."""
 
     def lines(digits: list[str], blank: str) -> list[list[list[int]]]:
         """Return the ids of x, arrow, y and newline, of each of three lines alike."""

@@ -28,11 +28,8 @@ class Role(IntEnum):
 
 @dataclass(frozen=True)
 class Prompts:
-    """A batch of prompts with the same number of demonstrations.
-
-    Demonstrations stand in the order of the prompt, classes in that of their ids; ``by_class``
-    and ``by_demonstration`` convert.
-    """
+    """A batch of prompts with the same number of demonstrations, which stand in the order of the
+    prompt, classes in that of their ids; ``by_class`` and ``by_demonstration`` convert."""
 
     tokens: Int[Tensor, "batch pos"]
     roles: Int[Tensor, "batch pos"]
@@ -100,10 +97,8 @@ class Prompts:
         return values.gather(-1, order.expand(*values.shape[:-1], -1))
 
     def check(self, unseen: int = 0) -> None:
-        """Refuse prompts whose parts contradict each other.
-
-        The last ``unseen`` classes need no demonstration.
-        """
+        """Refuse prompts whose parts contradict each other; the last ``unseen`` classes need no
+        demonstration."""
         words = self.label_words.sort(-1).values
         if bool((words[:, 1:] == words[:, :-1]).any()):
             raise IclError("Two label words begin with the same token: give every class its own.")

@@ -15,10 +15,8 @@ from ..models import TransformerBridge, bos, check_tokens, encode, text_tokenize
 
 @dataclass(frozen=True)
 class RepeatedTokens:
-    """A batch of sequences whose first copy has ``length`` tokens.
-
-    The slices are of next-token predictions: entry ``i`` is about token ``i + 1``.
-    """
+    """A batch of sequences whose first copy has ``length`` tokens. The slices are of next-token
+    predictions: entry ``i`` is about token ``i + 1``."""
 
     tokens: Int[Tensor, "batch pos"]
     length: int
@@ -67,10 +65,8 @@ def repeated_tokens(
     times: int = 2,
     distinct: bool = False,
 ) -> RepeatedTokens:
-    """Sample ``count`` sequences of ``times`` copies of L tokens, after the model's BOS.
-
-    Only ids that the model's tokenizer has are drawn; rows of an embedding beyond them were never
-    trained. With ``distinct`` nothing repeats within a copy.
+    """Sample ``count`` sequences of BOS and ``times`` copies of L tokens of the model's tokenizer.
+    With ``distinct`` nothing repeats within a copy.
 
     Example:
         >>> import torch

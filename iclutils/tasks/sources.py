@@ -40,10 +40,8 @@ class Topics:
     def fixed(
         self, draw: int, count: int, train_per_class: int = 0
     ) -> tuple[Prompts, Prompts | None]:
-        """Draw ``count`` queries on demonstration set ``draw``, and others to train on, if any.
-
-        The texts are the hard ones, so that there are errors to explain.
-        """
+        """Draw ``count`` queries on demonstration set ``draw``, and others to train on, if any: of
+        hard texts, so that there are errors to explain."""
         more, generator = 4 * train_per_class, self.generator("fixed", draw)
         both = topics.sample(count + more, generator, shared=True, texts=topics.HARD)
         both = both.to(self.device)
@@ -169,10 +167,8 @@ def _reads_topics(model: TransformerBridge) -> bool:
 def compatible_tasks(
     model: TransformerBridge, wanted: str, usual: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Return the tasks to put to a model: those wanted (``"sst2,trec"``), or what suits it.
-
-    Models without the vocabulary of the made-up topics get our sentences about films instead.
-    """
+    """Return the tasks to put to a model: those wanted (``"sst2,trec"``), or the usual; a model
+    without the vocabulary of the made-up topics gets our sentences about films instead."""
     if wanted:
         return tuple(name.strip() for name in wanted.split(","))
     if usual == ("topics",) and not _reads_topics(model):
@@ -187,12 +183,10 @@ def open_source(
     seed: int = 0,
     labels: str = "own",
 ) -> Source:
-    """Open the source of one task's prompts for one model.
-
-    ``task`` is one of ``NAMES``. Topics and words take a generator for each purpose and draw, as
-    ``Session.generator``; texts are chosen by ``seed`` alone (0 for the paper's sets);
-    ``labels``: see ``text.with_labels``. For texts of your own see ``own_prompt``.
-    """
+    """Open the source of one task's prompts, one of ``NAMES``, for one model. Topics and words take
+    a generator for each purpose and draw, as ``Session.generator``; texts are chosen by ``seed``
+    alone (0 for the paper's sets); ``labels``: see ``text.with_labels``. For texts of your own see
+    ``own_prompt``."""
     if task not in NAMES:
         raise unknown("task", task, NAMES)
     device = str(model.cfg.device)
@@ -224,10 +218,9 @@ def own_prompt(
     query: str,
     answer: str = "",
 ) -> tuple[Prompts, list[str]]:
-    """Build one prompt of the reader's own; return it and its labels in the order of classes.
-
-    Texts with their labels, and the text to be labelled; without a right ``answer`` its class is
-    the first, as a place holder. Of a label that is several tokens only the first counts.
+    """Build one prompt of the reader's own, from texts with their labels and the text to be
+    labelled; return it and its labels in the order of classes. Without a right ``answer`` its class
+    is the first, as a place holder. Of a label of several tokens the first counts.
 
     Example:
         >>> from iclutils import models

@@ -57,14 +57,11 @@ class TextTask:
     test: str = ""
 
 
-def _task(fields: dict[str, Any]) -> TextTask:
-    """Make a task of its fields in ``tasks.yml``."""
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-    return TextTask(**values)
-
-
-_FIELDS = yaml.safe_load((OWN / "tasks.yml").read_text(encoding="utf-8"))
-TASKS = {name: _task(fields) for name, fields in _FIELDS.items()}
+_FIELDS: dict[str, Any] = yaml.safe_load((OWN / "tasks.yml").read_text(encoding="utf-8"))
+TASKS = {
+    name: TextTask(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+    for name, fields in _FIELDS.items()
+}
 
 
 # Rows
@@ -72,10 +69,8 @@ TASKS = {name: _task(fields) for name, fields in _FIELDS.items()}
 
 def load(name: str, split: Split) -> list[Row]:
     """Load all rows of one split of a task's data set, in their order; those that do not fit raise.
-
     Of our own sets every other row of a class is there to be shown, the rest to be asked about.
-    Others are read from ``$ICLUTILS_DATA/NAME.SPLIT.jsonl``, or else from the hub.
-    """
+    Others are read from ``$ICLUTILS_DATA/NAME.SPLIT.jsonl``, or else from the hub."""
     if name not in TASKS:
         raise unknown("data set", name, TASKS)
     if (own := OWN / f"{name}.tsv").is_file():
@@ -141,11 +136,9 @@ def _rows(name: str, path: Path) -> list[Row]:
 def demonstrations(
     rows: Sequence[Row], classes: int, shots: int, seed: int, more: int = 0
 ) -> tuple[list[Row], list[Row]]:
-    """Choose one set of demonstrations for all queries, and rows to train the re-weighting on.
-
-    Of the shuffled rows the first ``shots`` of each class are demonstrations, the ``more`` next
-    ones training rows (released code, section 2.1 and app. G).
-    """
+    """Choose one set of demonstrations for all queries, and rows to train the re-weighting on: of
+    the shuffled rows the first ``shots`` of each class, and the ``more`` next ones (released code,
+    section 2.1 and app. G)."""
     order = list(range(len(rows)))
     np.random.RandomState(seed).shuffle(order)
     taken = [0] * classes
@@ -186,11 +179,8 @@ def evaluation_rows(rows: Sequence[Row], seed: int, limit: int) -> list[Row]:
 def pieces_in_place(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[Sequence[str]]
 ) -> list[list[list[int]]]:
-    """Return the token ids of each piece of each text, read where the pieces stand.
-
-    Alone, a piece can become other tokens: Llama-2's tokenizer begins every text with a space. A
-    token belongs to the piece of its last character, so that a space goes with the word after it.
-    """
+    """Return the token ids of each piece of each text, read where the pieces stand: alone they can
+    become other tokens. A token belongs to the piece of its last character."""
     return [[[token for token, _ in piece] for piece in row] for row in _split(tokenizer, texts)]
 
 
@@ -242,11 +232,9 @@ def build(
     context: int,
     over_long: Literal["error", "drop"] = "error",
 ) -> Prompts:
-    """Write prompts of queries, each with its demonstrations; ``"drop"`` leaves over-long ones out.
-
-    A prompt is tokenised as one string (``pieces_in_place``). Nothing is cut off at ``context``
-    tokens, unlike in most experiments of the released code, which so lose the query.
-    """
+    """Write prompts of queries, each with its demonstrations, tokenised as one string
+    (``pieces_in_place``); ``"drop"`` leaves over-long ones out. Nothing is cut off at ``context``
+    tokens, unlike in most experiments of the released code, which so lose the query."""
     words = torch.tensor(first_tokens(task.label_words, tokenizer, task.answer_cue))
     for text, label in chain(*examples, queries):
         if not text.strip() or not 0 <= label < len(words):
@@ -276,11 +264,9 @@ def encode(
     over_long: Literal["error", "drop"] = "error",
     unseen: int = 0,
 ) -> Prompts:
-    """Tokenise prompts of pieces that, joined, are their text; for texts and labels use ``build``.
-
-    BOS comes first where the tokenizer gives it to every text. Prompts that are too long or
-    contradict themselves (``Prompts.check``) raise.
-    """
+    """Tokenise prompts of pieces that, joined, are their text, after BOS where the tokenizer gives
+    it to every text; for texts and labels use ``build``. Prompts that are too long or contradict
+    themselves (``Prompts.check``) raise."""
     start = start_tokens(tokenizer)
     split = _split(tokenizer, [[piece for piece, _ in pieces] for pieces in parts])
     ids = [start + [token for piece in row for token, _ in piece] for row in split]

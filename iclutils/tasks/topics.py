@@ -30,12 +30,9 @@ CUE, BOS, VOCAB = len(NAMES) - 2, len(NAMES) - 1, len(NAMES)
 
 @dataclass(frozen=True)
 class Texts:
-    """How texts are drawn: length in tokens, and the share of each kind of word.
-
-    Each token is a filler with probability ``filler``; else a word of the text's own topic, of a
-    sibling topic, or (the rest) of any. ``same`` is the share of the own-topic words that are one
-    and the same word for each topic: easy texts, for training.
-    """
+    """How texts are drawn: length in tokens, and the share of each kind of word. Each token is a
+    filler with probability ``filler``; else a word of the text's own topic, of a sibling topic, or
+    (the rest) of any. ``same``: the share of own-topic words that are always the same word."""
 
     shortest: int = 4
     longest: int = 12
@@ -98,10 +95,8 @@ def stream(
     count: int, examples: int, generator: Generator, *, texts: Texts = FULL, cues: bool = True
 ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch example"]]:
     """Draw training sequences of more than four examples, and the positions before their labels.
-
-    The first examples show every class once, in random order; the others are of any class.
-    Without ``cues`` a label follows its text at once.
-    """
+    The first four show every class once, in random order; the others are of any class. Without
+    ``cues`` a label follows its text at once."""
     classes = 4
     topics = _choose(count, len(TOPICS), classes, generator)
     words = FIRST_LABEL + _choose(count, classes, classes, generator)
@@ -118,10 +113,8 @@ def assemble(
     labels: Int[Tensor, "batch example"],
     cues: bool = True,
 ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch example"]]:
-    """Write ``BOS text : label text : label ..``, padded with BOS; say what is before the labels.
-
-    Of each text the first ``sizes`` tokens count.
-    """
+    """Write ``BOS text : label text : label ..`` of the first ``sizes`` tokens of each text, padded
+    with BOS; say what is before the labels."""
     ends = (sizes + 1 + cues).cumsum(1)
     start = 1 + ends - (sizes + 1 + cues)
     length = 1 + int(ends[:, -1].max())

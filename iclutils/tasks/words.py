@@ -56,11 +56,8 @@ HELD_OUT = 3  # every third row
 
 
 class WordPrompts(NamedTuple):
-    """Prompts of a function, and their whole answers, of which they know the first token.
-
-    A prompt's classes are the answers of its examples, in their order, and one more, if there is
-    one: the query's, or another. ``whole`` ends in the newline, and -1 (``readout.with_answers``).
-    """
+    """Prompts of a function, and their whole answers, which end in the newline, and -1. A prompt's
+    classes are the answers of its examples, in their order, and one more, if there is one."""
 
     prompts: Prompts
     whole: Int[Tensor, "batch longest"]
@@ -124,11 +121,9 @@ def ask(
     shuffled: bool = False,
 ) -> WordPrompts:
     """Draw ``count`` prompts of a function: ``examples`` training pairs, and a word of ``split``.
-
     Examples' answers begin with different tokens, or repeat about equally often where there are
-    too few. No example has the query in it. ``shared``: all prompts have the same examples.
-    ``shuffled``: the examples' answers are dealt out anew. Too few pairs or too long a prompt
-    raise. For two functions side by side see ``rivals``.
+    too few. No example has the query in it. ``shared``: all prompts have the same examples;
+    ``shuffled``: their answers are dealt out anew. For two functions side by side see ``rivals``.
     """
     pool, rest = load(name, "train"), load(name, split)
     answers = list(dict.fromkeys(answer for _, answer in (*pool, *rest)))
@@ -182,15 +177,11 @@ def rivals(
     generator: Generator,
     blank: str = "",
 ) -> tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"], Int[Tensor, "batch 2"]]:
-    """Draw prompts of a function, the same with its rival's answers, and both answers: that of the
-    function, then that of the rival.
-
-    A prompt is BOS where the tokenizer has one, a line ``word -> answer`` for each example, and
-    ``word ->`` for the query. Examples are rows of ``train``, queries of ``test``: a word, or words
-    with commas between them, and both answers. Each word, comma and answer must be a single token;
-    other rows are left out, and too few raise ``IclError``. ``blank`` stands before each word. No
-    word comes twice in a prompt. Prompts of one function alone: ``ask``.
-    """
+    """Draw prompts of a function, the same with its rival's answers, and both answers, the
+    function's first. Examples are rows of ``train``, queries of ``test``: a word, or words with
+    commas between them, and both answers. Each word, comma and answer must be a single token; other
+    rows are left out, and too few raise ``IclError``. ``blank`` stands before each word. No word
+    comes twice in a prompt. Prompts of one function alone: ``ask``."""
 
     def in_place(*pieces: str) -> list[list[int]]:
         return pieces_in_place(tokenizer, [pieces])[0]

@@ -1,9 +1,8 @@
 """Change what heads take from the examples and from the rest, and see what is still known.
 
 At the query, a head's output is a sum over tokens: those of the examples make its update, the
-others its start (see ``dual``). Both are linear in the attention weights. So every change here is
-one of weights, made while the query alone is read again.
-"""
+others its start (see ``dual``). Every change here is one of attention weights, made while the query
+alone is read again."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -98,11 +97,8 @@ def predict(
     centred: bool = False,
 ) -> Predictions:
     """Answer at the query, under hooks; with ``choices`` (batch, k), of which the answer is one,
-    among these.
-
-    ``centred`` takes off the mean logit of every choice over the prompts, so that no label wins
-    because the model likes its word.
-    """
+    among these. ``centred`` takes off the mean logit of every choice over the prompts, so that no
+    label wins because the model likes its word."""
     if choices is None:
         choices = torch.arange(query.model.cfg.d_vocab, device=answer.device)[None]
     is_answer = choices == answer[:, None]
@@ -123,10 +119,8 @@ def ablations(
     *,
     centred: bool = False,
 ) -> dict[str, Predictions]:
-    """Answer as it is (``whole``) and without the updates or starts of heads, by way.
-
-    Other arguments as for ``predict``.
-    """
+    """Answer as it is (``whole``) and without the updates or starts of heads, by way; other
+    arguments as for ``predict``."""
     by_way = {}
     for way in bar(ways, "ablations"):
         change = PARTS.get(way.removeprefix("no "))  # none for the whole

@@ -71,9 +71,7 @@ def explicit_step(
     allowed: Allowed | None = None,
 ) -> tuple[Float[Tensor, "*batch value"], Float[Tensor, "*batch value"]]:
     """Return answers before and after a gradient step from W_0 by autograd, with W a matrix: what
-    ``dual_form`` is checked against.
-
-    Query and keys come as features, ``gram``; ``allowed`` is (…, key).
+    ``dual_form`` is checked against. Query and keys are features (``gram``); ``allowed``: (…, key).
     """
     seen = torch.ones_like(keys[..., 0], dtype=torch.bool) if allowed is None else allowed
     chosen = demos & seen

@@ -119,11 +119,9 @@ class LogitAttribution(NamedTuple):
 def direct_logit_attribution(
     query: AtQuery, duals: DualHeads, answer: Ids, against: Ids | None = None
 ) -> LogitAttribution:
-    """Split the answer's logit into starts and updates of heads, MLPs and the embedding.
-
-    Every norm on the way keeps the scale of the run. The mean logit of the tokens ``against``,
-    (batch, k) or one row for all, is subtracted: softmax ignores a constant.
-    """
+    """Split the answer's logit, less the mean of the tokens ``against``, (batch, k) or one row for
+    all, into starts and updates of heads, MLPs and the embedding. Every norm on the way keeps the
+    scale of the run."""
     model = query.model
     layers = range(model.cfg.n_layers)
 

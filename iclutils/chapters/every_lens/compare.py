@@ -46,8 +46,7 @@ def strongest(scores: Mapping[str, Float[Tensor, "layer head"]], many: int) -> d
 
 def sets_to_remove(top: Mapping[str, Set[int]]) -> dict[str, Heads]:
     """Return the heads that each lens marks, and what matching prefixes, reading answers and
-    writing the vector share or have alone. "Match only" and "read only" leave out what the other
-    marks, as do the two that compare matching with writing."""
+    writing the vector share or have alone."""
     match, read, write = (frozenset(top[k]) for k in ("induction", "anchors", "vector"))
     return {k: frozenset(v) for k, v in top.items()} | {
         BOTH: match & read,
@@ -159,8 +158,8 @@ def fit_constants(
     start: Replacement,
     steps: int,
 ) -> Replacement:
-    """Return the constants that hurt least when the heads that match or read are removed: one
-    vector a head for all functions, fitted on the prompts on which the heads were chosen."""
+    """Return the constants that hurt least when the heads that match or read are removed, fitted on
+    the prompts on which the heads were chosen."""
     width = model.cfg.n_heads
     heads = {c: [divmod(i, width) for i in sorted(some[EITHER])] for c, some in sets.items()}
     return removal.least_harm(model, [(by_case[c].task, heads[c]) for c in sets], start, steps)

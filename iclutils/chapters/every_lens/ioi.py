@@ -197,12 +197,9 @@ def in_layers(
 def summary(
     tests: Assessment, whole: Float[Tensor, "batch"]
 ) -> dict[str, tuple[float, float, int]]:
-    """Return faithfulness, incompleteness and minimality as means with standard errors over pairs
-    of names, whose prompts stand together; ``whole``: the leads of the whole model, in nats.
-
-    Incompleteness is of the part K with the largest difference; the error of the share of heads
-    that minimality is comes from leaving out a pair at a time.
-    """
+    """Return faithfulness, incompleteness (of the worst part K) and minimality
+    (a share of heads; error by the jackknife) as means with standard errors over pairs of names,
+    whose prompts stand together; ``whole``: leads of the whole model, in nats."""
     scale = whole.mean()
 
     def by_pair(leads: Float[Tensor, "*item batch"]) -> Float[Tensor, "*item pair"]:

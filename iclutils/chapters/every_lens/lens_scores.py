@@ -51,8 +51,7 @@ class LensScores:
 def measure(model: TransformerBridge, question: Question, layer: int, steps: int = 2) -> LensScores:
     """Return the scores by four lenses, from one reading of the clean prompts and of those without
     examples, and ``steps`` backward passes; without these the circuit's are NaN. u is taken after
-    ``layer``: heads above add nothing.
-    The induction lens looks at other tokens (``compare.head_scores``)."""
+    ``layer``: heads above add nothing."""
     task = question.task
     shape = len(task), model.cfg.n_layers, model.cfg.n_heads
     circuit = torch.full(shape, torch.nan)
@@ -103,17 +102,11 @@ def head_writes(
     return torch.stack(writes, 1), torch.stack(states, 1)
 
 
-def rows(query: AtQuery) -> Float[Tensor, "batch layer head pos"]:
-    """Return the attention of every head from the query, float64."""
-    seen, layers = query.seen[:, None, None], read_heads(query)
-    return torch.stack(
-        [scores(q[:, :, None], k, seen).softmax(-1)[:, :, 0] for q, k, *_ in layers], 1
-    )
-
-
 def attention(query: AtQuery, question: Question) -> Float[Tensor, "batch layer head demo"]:
-    """Return the attention of every head from the target to the answer of each example."""
-    return rows(query).take_along_dim(question.answers[:, None, None], 3)
+    """Return the attention of every head from the target to the answer of each example, float64."""
+    seen, layers = query.seen[:, None, None], read_heads(query)
+    rows = [scores(q[:, :, None], k, seen).softmax(-1)[:, :, 0] for q, k, *_ in layers]
+    return torch.stack(rows, 1).take_along_dim(question.answers[:, None, None], 3)
 
 
 def common_share(states: States, other: Float[Tensor, "other d_model"] | None = None) -> float:

@@ -26,8 +26,8 @@ Labels = Float[Tensor, "*network batch n"]
 def own_contexts(
     problem: Problem | Waves, networks: int, contexts: int, pairs: int, generator: torch.Generator
 ) -> Contexts:
-    """Draw contexts of its own for each network, (networks, contexts, ...). Networks measured on
-    the same contexts share the error of the draw, which their spread then leaves out."""
+    """Draw contexts of its own for each network, (networks, contexts, ...): on the same contexts
+    their spread would leave out the error of the draw."""
     drawn = problem.sample(networks * contexts, pairs, generator)
     return Contexts(*(part.unflatten(0, (networks, contexts)) for part in drawn))
 
@@ -92,11 +92,8 @@ def alignment(
     sets: int | None = None,
 ) -> Alignment:
     """Compare two predictors, or their ``responses``, on the same contexts, in float64: means over
-    all contexts, or over each of so many ``sets`` of them.
-
-    The last x of a context is the query, and the last y its right answer. Of answers alone, without
-    their slopes, ``half_mse`` says what they lose. Raises ``IclError`` where the contexts do not
-    make ``sets`` equal parts."""
+    all contexts, or over each of so many equal ``sets`` of them. The last x of a context is the
+    query, and the last y its right answer. For what answers alone lose, see ``half_mse``."""
     pair = [
         one if isinstance(one, Responses) else responses(one, xs, ys)
         for one in (predictor, reference)
@@ -112,8 +109,6 @@ def alignment(
     )
     each = [m.expand_as(answered - other) for m in measures]  # (ensemble, batch)
     if sets is not None:
-        if len(wanted) % sets:
-            raise IclError(f"{len(wanted)} contexts do not make {sets} equal sets.")
         each = [m.unflatten(-1, (sets, -1)) for m in each]  # (ensemble, set, batch / sets)
     return Alignment(*(m.mean(-1) for m in each))
 

@@ -16,6 +16,7 @@ from ...progress import bar
 
 Labels = Float[Tensor, "*batch n"]
 Settings = Sequence[float] | Float[Tensor, "_"]
+Spectra = tuple[Tensor, ...]  # of contexts: λ over their mean, b and query (batch, d), y (batch)
 
 
 class Descent(NamedTuple):
@@ -89,15 +90,6 @@ class Tuned(NamedTuple):
     loss: float
 
 
-class _Spectra(NamedTuple):
-    """What the loss of a descent needs of each context, in the axes of its Σ x_i x_iᵀ / N."""
-
-    values: Float[Tensor, "batch d"]  # eigenvalues, over their mean
-    pull: Float[Tensor, "batch d"]  # Σ x_i y_i / N
-    query: Float[Tensor, "batch d"]
-    wanted: Float[Tensor, "batch"]  # y of the query
-
-
 def tune(
     steps: int, xs: Float[Tensor, "batch n d"], ys: Float[Tensor, "batch n"], plus: bool = False
 ) -> list[Tuned]:
@@ -108,7 +100,7 @@ def tune(
     unit, wanted = float(values.mean()), ys[:, -1].double()
     pull = (axes.mT @ (pairs.mT @ y))[..., 0] / pairs.shape[-2] / unit  # (batch, d)
     query = (axes.mT @ xs[:, -1, :, None].double())[..., 0]
-    spectra = _Spectra(values / unit, pull, query, wanted)
+    spectra = values / unit, pull, query, wanted
     answer = (query * pull).sum(-1)  # (batch)
     rate = (answer * wanted).sum() / answer.square().sum()  # the best of one step
     point = torch.stack([rate, torch.tensor(0.13).to(rate)])[: 1 + plus].log()
@@ -121,7 +113,7 @@ def tune(
     return results
 
 
-def _loss(spectra: _Spectra, point: Tensor, steps: int) -> Tensor:
+def _loss(spectra: Spectra, point: Tensor, steps: int) -> Tensor:
     """Return half the mean squared error, in the axes of Σ x_i x_iᵀ / N; ``point`` has the
     logarithms of η and, if there is one, γ. With eigenvalues λ and b of Σ x_i y_i / N, a step is
     W += η t² (b - λ W), and t, what steps made of x, becomes t (1 - γ N λ t²)."""
@@ -135,7 +127,7 @@ def _loss(spectra: _Spectra, point: Tensor, steps: int) -> Tensor:
     return 0.5 * ((query * weights).sum(-1) - wanted).square().mean()
 
 
-def _minimised(spectra: _Spectra, start: Tensor, steps: int) -> Tensor:
+def _minimised(spectra: Spectra, start: Tensor, steps: int) -> Tensor:
     point = start.clone().requires_grad_()
     limits: dict[str, Any] = {"max_iter": 300, "tolerance_grad": 1e-9, "tolerance_change": 1e-12}
     search = torch.optim.LBFGS([point], **limits, line_search_fn="strong_wolfe")

@@ -93,11 +93,9 @@ def answers_by_set(
     on_query: Hooks = lambda _: (),
     batch_size: int | None = None,
 ) -> Answers:
-    """Return the answers to prompts that share demonstrations, each set of which is read once.
-
-    Sets are read under the hooks that ``on_shown`` makes of them (a prompt each, without its
-    query), their queries under those that ``on_query`` makes of their prompts, ``batch_size`` of
-    either in a pass."""
+    """Return the answers to prompts that share demonstrations, each set of which is read once,
+    under the hooks that ``on_shown`` makes of them (a prompt each, without its query), and queries
+    under those that ``on_query`` makes of their prompts, ``batch_size`` of either in a pass."""
     parts, groups, size = [], sets(prompts), batch_size or len(prompts)
     for some in (groups[i : i + size] for i in range(0, len(groups), size)):
         one_each = prompts[torch.stack([rows[0] for rows in some])]

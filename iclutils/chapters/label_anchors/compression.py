@@ -66,11 +66,9 @@ def compress(
     offset: bool = True,
     batch_size: int | None = None,
 ) -> list[Answers]:
-    """Return the answers from what each rule, as ``hidden_anchor``, or mask (batch, pos) keeps.
-
-    With ``offset`` the query stays at its position; without, or where nothing is kept, it begins
-    at 0, as in the released script for GPT-2 XL. Every demonstration is read once for all rules,
-    also where some prompts share theirs."""
+    """Return the answers from what each rule (``hidden_anchor``) or mask (batch, pos) keeps. With
+    ``offset`` the query stays at its position; without, or where nothing is kept, it begins at 0,
+    as in the released script for GPT-2 XL."""
     groups = kv_cache.sets(prompts)
     read = prompts[:1] if len(groups) == 1 else prompts
     masks = [keep(read) if callable(keep) else keep for keep in keeps]
@@ -97,11 +95,9 @@ def compress(
 def tokens_read(
     prompts: Prompts, keep: Keep
 ) -> dict[str, tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]]:
-    """Return how many tokens go through the model for a query, and how many it holds besides.
-
-    ``re-encoded``: the whole prompt (the paper's baseline); ``prefix``: keys and values of all
-    demonstration tokens re-used (the fair baseline); ``compressed``: of those in ``keep`` alone.
-    """
+    """Return how many tokens go through the model for a query, and how many it holds besides:
+    ``re-encoded``, the whole prompt (the paper's baseline); ``prefix``, keys and values of all
+    demonstrations re-used (the fair baseline); ``compressed``, of those in ``keep`` alone."""
     before, total = demonstrations(prompts).sum(1), prompts.target + 1
     return {
         "re-encoded": (total, torch.zeros_like(total)),

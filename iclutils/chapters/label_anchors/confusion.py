@@ -27,11 +27,8 @@ def queries_and_keys(
     model: TransformerBridge, prompts: Prompts, batch_size: int | None = None
 ) -> tuple[Float[Tensor, "layer batch width"], Float[Tensor, "layer cls width"], Answers]:
     """Return queries at the target, keys at the label words, and the answers, of prompts that share
-    their demonstrations, which are read once.
-
-    All heads are side by side (width = heads x d_head). Keys of a class that is shown several
-    times are averaged (ours).
-    """
+    their demonstrations. All heads are side by side (width = heads x d_head); keys of a class that
+    is shown several times are averaged (ours)."""
     if len(sets(prompts)) > 1:
         raise IclError("Keys are compared within a set: give prompts that share demonstrations.")
     seen = defaultdict[str, list[Tensor]](list)  # by activation, a pass after the other

@@ -41,10 +41,8 @@ def isolate(
     positions: Positions | None = None,
     batch_size: int | None = None,
 ) -> Answers:
-    """Return the answers under ``isolation`` of the label words, or of other ``positions``.
-
-    Controls are ``random_positions``, ``random_by_set`` and ``wrong_positions``. Demonstrations
-    that prompts share, cut at the same positions, are read once."""
+    """Return the answers under ``isolation`` of the label words, or of other ``positions``: the
+    controls ``random_positions``, ``random_by_set`` and ``wrong_positions``."""
     layers = list(layers)
     cut = prompts if positions is None else replace(prompts, label_pos=positions)
 

@@ -101,9 +101,7 @@ def fit(
 
     The defaults are the paper's: from 0, Adam on the cross-entropy over the label words, one row a
     step (``batch=None``: all), shuffled in each of ten epochs (without a generator: in order).
-    ``batch_size``: rows in a pass, whose gradients are added up; where all rows of a set are one
-    step, a pass holds as many sets as fit.
-    """
+    ``batch_size``: rows in a pass, whose gradients are added up."""
     together = 1 if batch else max(1, (batch_size or sum(map(len, each))) // max(map(len, each)))
     if together < len(each):
         parts = (each[i : i + together] for i in range(0, len(each), together))
@@ -139,10 +137,8 @@ def compare(
     lr: float = 0.01,
     batch_size: int | None = None,
 ) -> list[tuple[Answers, Answers]]:
-    """Return the answers before and after re-weighting, of each set of demonstrations.
-
-    ``pairs`` are training prompts and other queries on the same demonstrations, which are
-    answered; the other arguments are those of ``fit``."""
+    """Return the answers before and after re-weighting, of each set of demonstrations: ``pairs``
+    are prompts to ``fit`` and other queries on the same demonstrations, which are answered."""
     betas = fit(model, [train for train, _ in pairs], generator, epochs, batch, lr, batch_size)
     before_and_after = []
     for (_, test), beta in zip(pairs, betas, strict=True):

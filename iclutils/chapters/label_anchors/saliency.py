@@ -112,11 +112,8 @@ def flows(
     places: Mapping[str, Int[Tensor, "batch demo"]],
     batch_size: int | None = None,
 ) -> dict[str, Flow]:
-    """Return ``measure`` by name, with the tokens at each of these places taken for label words.
-
-    Beside the label words themselves give ``isolation.wrong_positions``, as a null; all share the
-    passes through the model.
-    """
+    """Return ``measure`` by name, with the tokens at each of these places taken for label words:
+    these themselves and, as a null, ``isolation.wrong_positions``."""
 
     def of(batch: Prompts, rows: Tensor) -> Iterable[Tensor]:
         importance = saliency(model, batch)
@@ -128,12 +125,9 @@ def flows(
 
 
 def edge_kinds(prompts: Prompts) -> Bool[Tensor, "batch kind dest src"]:
-    """Return which edges are of which kind: into label words (wp), from them to the target (pq),
-    all others (ww); together all from an earlier to a later position up to the target.
-
-    Sources of a label word are all earlier positions, other labels and formatting included, as in
-    the paper's formula and code.
-    """
+    """Return which edges are of which kind: into label words from all earlier positions (wp), from
+    them to the target (pq), all others (ww); together all from an earlier to a later position up to
+    the target, as in the paper's formula and code."""
     place = torch.arange(prompts.tokens.shape[1], device=prompts.tokens.device)
     label = torch.zeros_like(prompts.tokens, dtype=torch.bool).scatter(1, prompts.label_pos, True)
     is_target = place == prompts.target[:, None]

@@ -135,15 +135,13 @@ def baselines(which: str = "wide", ratio: float = 0.0) -> dict[str, Predictor]:
     if wide:
         for steps in (1, 2, 4, 8):
             name = "GD best" if steps == 1 else f"GD best, {steps} steps"
-            linear[name] = partial(_best_gd, ratio=ratio, steps=steps)
+            linear[name] = lambda xs, ys, steps=steps: gd_weights(
+                xs, ys, tuned_rate(*xs.shape[-2:], ratio), steps
+            )
         linear["SGD best"] = lambda xs, ys: sgd_weights(xs, ys, 0.5 / (xs.shape[-1] + 2))
         linear["averaging"] = averaging_weights
     neighbours = {"3-NN": partial(knn, k=3), "3-NN 1/r²": partial(knn, k=3, power=2.0)}
     return {**{name: Linear(weights) for name, weights in linear.items()}, **neighbours}
-
-
-def _best_gd(xs: Tensor, ys: Tensor, ratio: float, steps: int) -> Tensor:
-    return gd_weights(xs, ys, tuned_rate(xs.shape[-2], xs.shape[-1], ratio), steps)
 
 
 # Least squares at every prefix at once.

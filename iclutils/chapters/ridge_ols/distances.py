@@ -154,6 +154,6 @@ def nearer_by(
     return off[best, torch.arange(len(best))] - squared_distance(regressor, ours, dim, region)
 
 
-def _squares(first: Predicted, second: Predicted, dim: int) -> Predicted:
+def _squares(first: Tensor, second: Tensor, dim: int) -> Tensor:
     """Return (first - second)² / dim."""
     return (first.double() - second.double()).square() / dim

@@ -31,11 +31,9 @@ IDLE: dict[str, Predictor] = {  # they learn nothing of x
 
 
 def text_baselines() -> dict[str, Predictor]:
-    """Return the algorithms, by name, that a language model which reads numbers is compared with.
-
-    They are those of ``baselines``, which has no constant term, and with it: a line, ridge
-    regression of a line, the nearest neighbour, and rules that ignore x. Each takes xs
-    (batch, n, d) and ys (batch, n) and answers in the unit of y."""
+    """Return the algorithms, by name, that a language model which reads numbers is compared with:
+    ``baselines``, and with a constant term a line and ridge regression of a line, the nearest
+    neighbour, and rules that ignore x."""
 
     def line(xs: Tensor, ys: Tensor, penalty: float) -> Tensor:
         return ridge(torch.cat([xs, torch.ones_like(xs)], -1), ys, penalty)

@@ -49,17 +49,15 @@ def heads(model: Any, tokens: Sequence[int] | Tensor, names: Sequence[str] = ())
     config: Any = getattr(network, "config", None)
     if getattr(config, "model_type", "") != "gpt2" or config.activation_function != "gelu_new":
         raise IclError(
-            f"This figure runs a GPT-2 (transformers.GPT2LMHeadModel with gelu_new), "
-            f"not a {type(network).__name__}. Train a small GPT-2, or measure this model with "
-            f"iclutils.interp."
+            f"This figure runs a GPT-2 (transformers.GPT2LMHeadModel with gelu_new), not a "
+            f"{type(network).__name__}. Measure this model with iclutils.interp."
         )
     weights = gpt2_weights(network.state_dict())
     count = sum(weight.numel() for weight in weights.values())
     if count > MOST_WEIGHTS:
         raise IclError(
             f"This network has {count / 1e6:.1f} million weights; a figure in the browser runs at "
-            f"most {MOST_WEIGHTS / 1e6:.0f} million. Open a smaller network, or measure this one "
-            f"with iclutils.interp."
+            f"most {MOST_WEIGHTS / 1e6:.0f} million. Measure it with iclutils.interp."
         )
     ids = torch.as_tensor(tokens).flatten().tolist()
     most = min(MOST_TOKENS, config.n_positions)
