@@ -36,8 +36,8 @@ GAIN = math.sqrt(RATIO)  # weight of every LayerNorm: a field of 1 is 1 / GAIN i
 
 def stencil(order: int, eps: float) -> Float[Tensor, "3 neurons"]:
     """Return (left, right, out) of GELUs G that multiply: ``xy ≈ Σ out_k G(left_k x + right_k y)``,
-    second differences of G around 0. Order 0 is the paper's (lemma 1), ``sqrt(π/2) (G(x + y) - G(x)
-    - G(y))`` at the scale ε. Order J ≥ 1 takes 4 J GELUs and has an error of order ε^2J."""
+    second differences of G around 0. Order 0 is the paper's (lemma 1) at the scale ε,
+    ``sqrt(π/2) (G(x + y) - G(x) - G(y))``. Order J ≥ 1 takes 4 J GELUs; its error is of ε^2J."""
     bend = math.sqrt(math.pi / 2)
     rows = []
     if order == 0:
