@@ -126,3 +126,25 @@ def test_the_scorecard_has_each_claim_and_each_is_in_the_evidence_of_one_noteboo
     links = "".join(path.read_text("utf-8") for path in (site / "notebooks").glob("*.html"))
     evidence = "".join(re.findall(r'<table class="[^"]*evidence.*?</table>', links, re.DOTALL))
     assert sorted(re.findall('scorecard.html#(claim-.*?)"', evidence)) == sorted(names)
+
+
+def test_exercises_and_answers_are_folded(site):
+    """An exercise with its cells and its solution; an answer with what its cell shows, then the
+    code, and below it the finding. The cells that only run a page are one bar."""
+    for chapter in claims.chapters():
+        text = (site / f"notebooks/{chapter}.html").read_text(encoding="utf-8")
+        boxes = re.findall(r'<details class="exercise-box printed">.*?</details></div>', text, re.S)
+        assert boxes
+        assert {box.count("cell tag_exercise") for box in boxes} == {2}, chapter
+        assert sum("solution dropdown" not in box for box in boxes) <= 1, "but for the open one"
+        assert ">Solutions<" not in text, "a section that has none left"
+        assert text.count('<details class="run">') == 1
+        answers = text.split('<div class="dropdown answer')[1:]
+        assert 0 < text.count('<div class="after-answer') <= len(answers)
+        for answer in answers:
+            answer, finding, _ = answer.partition('<div class="after-answer')
+            shown, code, _ = answer.partition("Show the code")
+            assert not (finding and code) or "cell_output" in shown, chapter
+        assert '<div class="after-bets' in text
+        printed = re.findall(r'<div class="output stream.*?</pre>', text, re.DOTALL)
+        assert not [each for each in printed if re.search(r"[ (]-\d", each)], "a real minus sign"
