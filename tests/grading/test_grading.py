@@ -76,30 +76,37 @@ def test_a_program_that_breaks_a_bound_is_stopped(bounded, code, limits, stopped
     assert bounded(code, **limits).stopped == stopped
 
 
-def test_processes_are_few(bounded):
-    """The kernel refuses more."""
-    code = "import os, time\nfor _ in range(5000):\n    if not os.fork(): time.sleep(60)"
-    assert "BlockingIOError" in bounded(code).text
-
-
-def test_time_that_others_take_does_not_count(bounded):
-    assert bounded("import time; time.sleep(2)", seconds=1.0).stopped == ""
-
-
-def test_a_program_may_talk_to_itself_and_to_nobody_else(bounded):
-    end = bounded(
-        "import socket\ns = socket.create_server(('127.0.0.1', 0))\n"
-        "socket.create_connection(s.getsockname(), 5); print('reached')\n"
-        "socket.create_connection(('192.0.2.1', 80), 5); print('gone out')"
-    )
-    assert "reached" in end.text
-    assert "gone out" not in end.text.replace("print('gone out')", "")
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [("import os, time\nfor _ in range(5000):\n    if not os.fork(): time.sleep(60)", "BlockingIO"),
+     ("import time; time.sleep(2); print('time of others')", "time of others"),
+     ("import socket\ns = socket.create_server(('127.0.0.1', 0))\n"
+      "socket.create_connection(s.getsockname(), 5); print('talks to itself')", "talks to itself"),
+     ("import socket; socket.create_connection(('192.0.2.1', 80), 5)", "Network is unreachable"),
+     ("f = open('big', 'wb')\nf.seek(2**25)\nf.write(b'0')\nf.close()", "too large"),
+     ("for i in range(600): open(f'/dev/shm/{i}', 'wb').write(bytes(10**6))", "No space left"),
+     ("open('/x', 'w').write('x')", "Read-only file system")],
+    ids=["processes", "clock", "itself", "network", "a file", "files", "the disk"],
+)  # fmt: skip
+def test_a_program_may_do_this_and_no_more(bounded, code, said):
+    end = bounded(code, seconds=1.0 if said == "time of others" else 60.0)
+    assert (said in end.text, end.stopped) == (True, "")
 
 
 # Libraries and native code that read and write past Python's own functions, and mounts.
 ATTACKS = {
+    "walk": "import os\nfor top, inner, names in os.walk('/'):\n"
+            "    inner[:] = set(inner) - {{'proc', 'sys', 'usr', 'lib', 'bin', 'site-packages'}}\n"
+            "    for name in names:\n"
+            "        path = os.path.join(top, name)\n"
+            "        if path.endswith(('py', 'ipynb', 'pack', 'zip')) and os.access(path, 4):\n"
+            "            text = open(path, errors='replace').read()\n"
+            "            if 'left(whole -' + ' parts' in text: print(text[-4000:])",
+    "paths": "import os\nfor root in ('', '/proc/self/root', '/proc/1/root'):\n"
+             "    os.system('cat ' + root + {secret!r})\n"
+             "os.system('cat /proc/*/environ /proc/*/cmdline /proc/*/cwd/answers/hw05.py')\n"
+             "os.system('git -C {root} show HEAD:notebooks/assignments/answers/hw05.py')",
     "pyarrow": "import pyarrow.csv as c; print(c.read_csv({secret!r}))",
-    "torch": "import torch; print(bytes(torch.UntypedStorage.from_file({secret!r}, False, 999)))",
     "libc": "import ctypes; libc = ctypes.CDLL(None); "
             "libc.write(libc.open(b'{other}', 1), b'evil', 4); libc.system(b'echo evil >{other}')",
     "unmount": "import os; os.system('unshare -rm sh -c \"umount -a; cat {secret}\"')",
@@ -116,22 +123,12 @@ def test_nothing_outside_is_read_or_written(bounded, by, tmp_path):
         "other": str(other),
         "secret": str(assignments.table("hw05")),
         "library": str(library),
+        "root": str(ROOT),
     }
-    end = bounded(ATTACKS[by].format(**places), seconds=4.0)
+    end = bounded(ATTACKS[by].format(**places), seconds=20.0)
     assert "left(whole" not in end.text
     assert other.read_text() == "precious"
     assert not (library / "evil").exists()
-
-
-@pytest.mark.parametrize(
-    "code",
-    ["f = open('big', 'wb')\nf.seek(2**25)\nf.write(b'0')\nf.close()",
-     "for i in range(600): open(f'/dev/shm/{i}', 'wb').write(bytes(10**6))",
-     "open('/x', 'w').write('x')"],
-)  # fmt: skip
-def test_the_disk_is_not_filled(bounded, code):
-    text = bounded(code, seconds=60.0).text
-    assert "too large" in text or "No space left" in text or "Read-only file system" in text
 
 
 def becomes(wanted, mark):
@@ -204,44 +201,29 @@ def test_where_nothing_confines_grading_stops_and_says_what_helps(graded, monkey
     confine.sandbox.cache_clear()
 
 
-# Docker's commands with the options that its manual has (docs.docker.com/reference/cli/docker), of
-# those that are used: whatever else is asked for ends it. What is to run in a container runs here.
+# Docker as far as it is used; what is to run in a container runs here.
 DOCKER = """\
-import argparse, os, re, sys
-commands = argparse.ArgumentParser().add_subparsers(dest="command", required=True)
-build, run, rm = (commands.add_parser(x, allow_abbrev=False) for x in ("build", "run", "rm"))
-for flag in "rm interactive init read-only".split():
-    run.add_argument("--" + flag, action="store_true", required=True)
-size = lambda text: re.fullmatch(r"[0-9.]+[bkmg]", text)[0]
-for name, kind in {"name": str, "memory": size, "memory-swap": size, "pids-limit": int, "user": int,
-                   "network": ["none"], "cap-drop": ["ALL"], "workdir": ["/tmp"],
-                   "security-opt": ["no-new-privileges"], "tmpfs": str}.items():
-    how = {"choices": kind} if isinstance(kind, list) else {"type": kind}
-    run.add_argument("--" + name, required=True, **how)
-run.add_argument("--env", action="append", type=lambda text: text.split("=", 1))
-run.add_argument("image", choices=["sha256:1"])
-run.add_argument("words", nargs=argparse.REMAINDER)
-build.add_argument("--quiet", action="store_true", required=True)
-build.add_argument("--file", required=True)
-build.add_argument("folder")
-rm.add_argument("--force", action="store_true", required=True)
-rm.add_argument("name")
-given = commands._name_parser_map[sys.argv[1]].parse_args(sys.argv[2:])
-print(*sys.argv[1:5], file=open(LOG, "a"))
+#!{python}
+import os, sys
+print(*sys.argv[1:-2], file=open({log!r}, "a"))  # without the worker
 if sys.argv[1] == "build":
     print("sha256:1")
 elif sys.argv[1] == "run":
-    own = dict(given.env, PATH=os.environ["PATH"], PYTHONPATH=ROOT)
-    words = [sys.executable if word == "python" else word for word in given.words]
-    os.execvpe(words[0], words, own)
+    at = sys.argv.index("sha256:1") + 1
+    own = dict(each[6:].split("=", 1) for each in sys.argv if each.startswith("--env="))
+    words = [sys.executable if word == "python" else word for word in sys.argv[at:]]
+    os.execvpe(words[0], words, own | {{"PATH": os.environ["PATH"], "PYTHONPATH": {root!r}}})
 """
+# By the names in docs.docker.com/reference/cli/docker.
+OPTIONS = (
+    "--rm --interactive --init --read-only --network none --memory 4.0g --memory-swap 4.0g "
+    "--pids-limit 100 --cap-drop ALL --security-opt no-new-privileges --user --workdir /tmp --tmpfs"
+)
 
 
-def test_docker_is_asked_for_bounds_by_options_that_it_has(bounded, tmp_path, monkeypatch):
+def test_docker_is_asked_for_bounds(bounded, tmp_path, monkeypatch):
     program, log = tmp_path / "docker", tmp_path / "log"
-    stub = tmp_path / "docker.py"
-    stub.write_text(f"LOG, ROOT = {str(log)!r}, {str(ROOT)!r}\n" + DOCKER)
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{stub}" "$@"\n')  # paths have blanks
+    program.write_text(DOCKER.format(python=sys.executable, log=str(log), root=str(ROOT)))
     program.chmod(0o755)
     monkeypatch.setattr(confine.shutil, "which", lambda n: str(program) if n == "docker" else None)
     monkeypatch.setattr(confine.importlib.util, "find_spec", lambda name: None)
@@ -249,13 +231,11 @@ def test_docker_is_asked_for_bounds_by_options_that_it_has(bounded, tmp_path, mo
     place = confine.sandbox()
     confine.sandbox.cache_clear()
     assert place == ("docker", str(program))
-    assert (
-        "True /tmp"
-        in bounded("import os; print(os.environ['USER'] == 'student', '/tmp')", place).text
-    )
+    assert "student" in bounded("import os; print(os.environ['USER'])", place).text
     assert bounded(LOOP, place, seconds=1.0).stopped == "time"
-    words = [line.split()[0] for line in log.read_text().splitlines()]
-    assert words == ["build", *["run", "rm"] * 3]  # one image for all submissions
+    calls = [line.split() for line in log.read_text().splitlines()]
+    assert [call[0] for call in calls] == ["build", *["run", "rm"] * 3], "one image for all"
+    assert [word for word in OPTIONS.split() if word not in calls[1]] == []
 
 
 def test_an_image_is_made_of_the_package_alone():
@@ -375,14 +355,29 @@ def wrap(answer):
     )
 
 
+def _restless(cells):
+    """One answer takes what is there when it is checked, another what comes last."""
+    for begins, old, new in (
+        ("def swapped", "return ", "return OFF + "),
+        (PARTS, "math.", "late."),
+    ):
+        found = cell(cells, begins)
+        found["source"] = "OFF = 0\n" + "".join(found["source"]).replace(old, new)
+    source = "OFF = 3\nimport math as late"
+    cells.append({"cell_type": "code", "metadata": {}, "source": source, "outputs": []})
+
+
+def _imports_last(cells):
+    cells.append(cells.pop(cells.index(cell(cells, "import math"))))
+
+
 RIGHT = {  # edits
+    "imports come last": _imports_last,
+    "names that change, and come late": _restless,
+    "double precision": add("import math", after="\ntorch.set_default_dtype(torch.float64)"),
     "as it is": lambda cells: None,
-    "single precision": wrap("right(*(x.float() for x in given[:3]), given[3])"),
     "requires grad": wrap("right(*given).requires_grad_()"),
     "changes its inputs": wrap("(right(*given), given[2].zero_())[0]"),
-    "lists of tensors without axes": wrap("[[x for x in row] for row in right(*given)]"),
-    "lists of floats and an axis more": wrap(
-        "[[[[float(x) for x in r] for r in part]] for part in right(*given)]"),
     "a loss in a list": add("def features", after="\n\nloss = biased_loss\n"
                             "biased_loss = lambda *given: loss(*given)[None]"),
     "magic and shell": add(PARTS, "%matplotlib inline\n%timeit -n1 -r1 1 + 1\n!echo here\n"),
@@ -400,8 +395,6 @@ WRONG = {  # edit, message of q1
     "not written": (put(PARTS, f"{DEF}..."), "nothing is written"),
     "no cell": (lambda cells: cells.remove(cell(cells, PARTS)), "is missing"),
     "a typical mistake": (wrap("right(*given).flip(0)"), "The parts come first"),
-    "complex numbers": (wrap("right(*given) * 1j"), "got a complex"),
-    "a set": (wrap("{0}"), "got a set"),
     "raises": (put(PARTS, f"{DEF}return 1 / 0"), "ZeroDivision"),
     "a syntax error": (add(PARTS, after="\n)"), "SyntaxError: unmatched"),
     "pip of what is not there": (
@@ -416,8 +409,6 @@ WRONG = {  # edit, message of q1
     "memory": (add(PARTS, "kept = [bytearray(10**8) for _ in range(99)]\n"), "Memory"),
 }  # fmt: skip
 CHEATS = {  # they change what judges, in their own process
-    "network": (
-        add(PARTS, "import urllib.request as r\nr.urlopen('http://a.example')\n"), "URLError"),
     "the silent patch": (
         put(PARTS, "import checks\n"
             "vars(checks)['grade'] = vars(checks)['check'] = lambda *a, **k: None"),
@@ -425,27 +416,13 @@ CHEATS = {  # they change what judges, in their own process
     "patches the comparison": (
         put(PARTS, "import checks as a\na.compare = lambda *a: None\n"
             f"a._fault = lambda *a: ''\n{DEF}return given[0]"), "shape"),
-    "reads the solutions": (
-        put(PARTS, f"exec(open({str(assignments.table('hw05'))!r}).read())"), "FileNotFound"),
 }  # fmt: skip
 WRONG |= CHEATS
 
 
-# Answers to q1 that are after the solution, the grader or the machine, and what they get for q1.
-HUNT = """\
-import gc, os, sys
-def take(text):
-    text = text if isinstance(text, str) else bytes(text).decode('utf8', 'replace')
-    if 'left(whole -' + ' parts' in text:
-        raise RuntimeError('the solution leaked')
-def read(*paths):
-    for path in paths:
-        try:
-            take(open(path, 'rb').read(10**7))
-        except OSError:
-            pass
-"""
+# Answers to q1 that are after the grader or the machine (those that are after files stand above).
 TELL = """\
+import os
 def tell(line):
     for fd in range(3, 99):
         try:
@@ -454,34 +431,16 @@ def tell(line):
             pass
 """
 HOSTILE = {
-    "hunts the disk": (
-        "for top, inner, names in os.walk('/'):\n"
-        "    inner[:] = set(inner) - {'proc', 'sys', 'usr', 'lib', 'bin', 'site-packages', 'zoo'}\n"
-        "    read(*(f'{top}/{n}' for n in names if n.endswith(('py', '.ipynb', '.pack', 'zip'))))"),
-    "hunts a path": "read(SECRET, '/proc/self/root' + SECRET, '/proc/1/root' + SECRET)",
-    "hunts in git": ("said = !git -C $ROOT show HEAD:notebooks/assignments/answers/hw05.py\n"
-                     "take(str(said))"),
-    "hunts in proc": (
-        "for pid in os.listdir('/proc'):\n"
-        "    read(*(f'/proc/{pid}/{name}' for name in ('environ', 'cmdline', 'maps', 'stack')))\n"
-        "    read(f'/proc/{pid}/root' + SECRET, f'/proc/{pid}/cwd/answers/hw05.py')"),
     "hunts in memory": (
-        "for each in gc.get_objects():\n"
-        "    if type(each) in (str, bytes): take(each)\n"
-        "    if getattr(each, '__name__', '') == 'part_and_change': raise RuntimeError('leaked')\n"
-        "take(str([sys._getframe(i).f_locals for i in range(12)]))"),
-    "imports the grader": "from grading import submissions, assignments",
-    "kills its parent": "os.kill(os.getppid(), 9)",
-    "kills all": "import ctypes\nctypes.CDLL(None).kill(-1, 9)\n!kill -9 -1 1 0",
+        "import gc, sys\nframes = str([sys._getframe(i).f_locals for i in range(12)])\n"
+        "for each in [frames, *gc.get_objects()]:\n"
+        "    text = each if type(each) is str else getattr(each, '__name__', '')\n"
+        "    if text == 'part_and_change' or 'left(whole -' + ' parts' in str(text):\n"
+        "        raise RuntimeError('leaked')"),
+    "kills all": ("import ctypes, os\nos.kill(os.getppid(), 9)\nctypes.CDLL(None).kill(-1, 9)\n"
+                  "!kill -9 -1 1 0"),
     "a segmentation fault": "import ctypes\nctypes.string_at(0)",
-    "a bomb": "while True:\n    os.fork()",
-    "fills the disk": "for i in range(900):\n    open(f'{i}', 'wb').write(bytes(10**6))",
-    "writes elsewhere": (
-        "!echo evil > $OTHER\nos.system('echo evil > ' + OTHER)\nopen(OTHER, 'w').write('x')"),
-    "writes later": ("import subprocess\nlater = 'sleep 3; echo evil > ' + OTHER\n"
-                     "subprocess.Popen(['sh', '-c', later], start_new_session=True)"),
-    "writes at exit": "import atexit\natexit.register(lambda: open(OTHER, 'w'))",
-    "changes the package": "import iclutils\nopen(iclutils.__file__, 'a').write('#')",
+    "a bomb": "import os\nwhile True:\n    os.fork()",
     "forges an end": TELL + (
         "for seed in range(6):\n    tell(b'[\"q1 %d\", \"\"]\\n' % seed)\n"
         "tell(b'[\"done\", true]\\n')\nos._exit(0)"),
@@ -489,8 +448,7 @@ HOSTILE = {
         "import time\ntell(b'[\"%d\", null]\\n' % time.time_ns())\nos._exit(0)"),
     "forges an answer": TELL + (
         "tell(b'[\"q1 0\", [NaN]]\\n[\"q1 1\", 7]\\n[[\"q1\"], {}]\\n')\n"
-        "tell(b'[\"signed\", []]\\n[\"q1\", 3]\\n')"),
-    "spoils the output": TELL + "tell(b'\\xff' * 99 + b'[' * 10**5)",
+        "tell(b'[\"signed\", []]\\n[\"q1\", 3]\\n')\ntell(b'\\xff' * 99 + b'[' * 10**5)"),
     "a tensor that lies": (
         "import torch\nclass Lie(torch.Tensor):\n"
         "    __torch_function__ = classmethod(lambda *a, **k: torch.tensor(0.0))\n"
@@ -510,12 +468,6 @@ def hand_in(folder, name, source, edit, **about):
     path = folder / f"{name}.ipynb"
     path.write_text(json.dumps(notebook), encoding="utf-8")
     return path
-
-
-def files_of(folder):
-    """Size and time of each file."""
-    found = (path for path in folder.rglob("*") if "__pycache__" not in path.parts)
-    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
 
 
 def read(table):
@@ -542,34 +494,21 @@ def _of_others(folder, hw05):
     (folder / "essay.pdf").write_text("an essay")
 
 
-HALF = len(HOSTILE) // 2
-GROUPS = {
-    "right": [*RIGHT, "without metadata"],
-    "wrong": [*WRONG],
-    "hostile, first half": [*HOSTILE][:HALF],
-    "hostile, second half": [*HOSTILE][HALF:],
-}
+GROUPS = {"right": [*RIGHT, "without metadata"], "wrong": [*WRONG], "hostile": [*HOSTILE]}
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("group", GROUPS)
-def test_sixty_submissions_are_graded_fairly(hw05, build, tmp_path, monkeypatch, group):
-    given, other = tmp_path / "given", tmp_path / "other"
-    other.write_text("precious")
-    names = (
-        f"SECRET, ROOT, OTHER = {str(assignments.table('hw05'))!r}, {str(ROOT)!r}, {str(other)!r}\n"
-    )
+def test_submissions_of_all_kinds_are_graded_fairly(hw05, build, tmp_path, monkeypatch, group):
+    given = tmp_path / "given"
     edits = RIGHT | {name: edit for name, (edit, _) in WRONG.items()}
-    edits |= {name: put(PARTS, HUNT + names + code) for name, code in HOSTILE.items()}
+    edits |= {name: put(PARTS, code) for name, code in HOSTILE.items()}
     for name in edits.keys() & {*GROUPS[group]}:
         hand_in(given, name, hw05.solved, edits[name])
     if group == "right":
         _of_others(given, hw05)
-    science = files_of(ROOT / "iclutils")
     limits = {"step": 6.0, "seconds": 120.0, "memory": 3.0}
     graded = submissions.grade(build, given, "hw05", limits)
-    assert other.read_text() == "precious"
-    assert files_of(ROOT / "iclutils") == science
     found = {name: row for name, row in rows(graded).items() if row["folder"] == str(given)}
     for name in GROUPS[group]:
         row = found.pop(name)
@@ -748,10 +687,6 @@ def enter(tmp_path):
     return write
 
 
-def same(text):
-    return text
-
-
 @pytest.fixture
 def book(tmp_path):
     """The gradebook, where a roster is another one than none."""
@@ -781,7 +716,7 @@ def test_points_and_comments_that_a_person_enters_join_table_page_and_book(
     assert "- comment: for ada\n" in page
 
 
-@pytest.mark.parametrize("wrong", ["40", "-3", "nan", "inf", "two", "4.01", "²"])
+@pytest.mark.parametrize("wrong", ["4.01", "-3", "nan", "two"])
 def test_points_that_cannot_be_name_row_and_student(graded, enter, book, wrong):
     graded("class", ada=FULL, bob=FULL)
     before = enter(ada="3", bob=wrong).read_bytes()
@@ -824,23 +759,9 @@ def test_nothing_is_lost_when_another_folder_is_graded(graded, enter, book, othe
     assert {row["student"]: row["hw05"] for row in book()} == {"ada": "11", "bob": "9"}
 
 
-def test_what_was_entered_for_a_file_that_is_renamed_has_a_line_until_it_is_renamed_too(
-    graded, enter, book, tmp_path
-):
-    graded("class", r01_plane=FULL, bob=FULL)
-    enter(r01_plane="3", bob="1")
-    (tmp_path / "class" / "r01_plane.ipynb").rename(tmp_path / "class" / "r01_plain.ipynb")
-    graded("class", r01_plain=FULL, bob=FULL)
-    lines = book("Student\nr01 plain\nbob\n")
-    assert {row["student"]: row["hw05"] for row in lines} == {
-        "r01_plain": "8", "bob": "9", "r01_plane": "3"}  # fmt: skip
-    enter(lambda text: text.replace("plane", "plain"), r01_plane="3", bob="1")
-    assert [row["hw05"] for row in book("Student\nr01 plain\nbob\n")] == ["11", "9"]
-
-
 @pytest.mark.parametrize(
     ("text", "encoding"),
-    [(same, "utf-8"), (same, "utf-8-sig"), (same, "cp1252"), (same, "utf-16"),
+    [(lambda text: text, "utf-8-sig"),
      (lambda text: text.replace(",", ";"), "cp1252"),
      (lambda text: "sep=;\n" + text.replace(",", ";"), "utf-8"),
      (lambda text: text.replace(",", "\t"), "utf-16"),
@@ -878,15 +799,6 @@ def test_numbers_of_students_as_a_spreadsheet_saves_them(graded, enter, book):
         "00123": "8", "456": "8", "1.23E+02": "3"}  # fmt: skip
 
 
-def test_a_table_that_a_spreadsheet_saved_changes_no_points(graded, book):
-    table = graded("class", ada=result(q1=2.5, q2=4.0))
-    text = table.read_text("utf-8-sig").replace(",", ";").replace("2.5", "2,5")
-    table.write_bytes(text.encode("cp1252"))
-    assert book() == [{"student": "ada", "hw05": "6.5"}]
-    assert rows(graded("tuesday", bob=FULL))["ada"]["q1"] == "2.5"
-    assert table.with_name("table_old1.csv").read_text("cp1252") == text
-
-
 def test_a_question_that_a_homework_has_no_more_counts_no_more(graded, book):
     assert rows(graded("monday", ada=result(q1=4.0, q9=1.0)))["ada"]["total"] == "4"
     assert rows(graded("tuesday", bob=FULL))["ada"]["total"] == "4"
@@ -901,22 +813,18 @@ def test_folders_of_one_name_have_pages_of_their_own(graded, tmp_path):
         assert f"- q1: {points}\n" in page.read_text()
 
 
-def test_names_that_differ_in_marks_alone_are_two_students(graded, book):
-    names = ["रीना", "राना", "🙂", "🚀"]
-    graded("class", **dict.fromkeys(names, FULL))
-    assert {row["student"] for row in book()} == {*names}
-
-
-def test_a_name_has_one_line_however_its_accents_are_written(graded, enter, book):
-    """As files of a Mac have them."""
-    apart = unicodedata.normalize("NFD", "Åsa Müller")
-    assert apart != "Åsa Müller"
-    graded("monday", **{apart: FULL})
-    enter(**{"Åsa Müller": "4"})
-    graded("tuesday", **{"Åsa Müller": FULL})
-    assert book() == [{"student": "Åsa Müller", "hw05": "12"}]
-    (row,) = book("First;Last\nÅsa;Müller\n".encode("cp1252"))
-    assert row["hw05"] == "12"
+@pytest.mark.parametrize(
+    ("one", "other", "are_same"),
+    [("ada_lovelace", "Ada  Lovelace", True), ("007", "7", True), ("r01 plain", "R01_Plain", True),
+     ("Åsa", unicodedata.normalize("NFD", "Åsa"), True),  # as files of a Mac have it
+     ("रीना", "राना", False), ("🙂", "🚀", False)],
+)  # fmt: skip
+def test_spellings_of_a_name_are_one_student(book, table_of, one, other, are_same):
+    """The better of two submissions counts."""
+    table_of("hw01", **{f"{one}.ipynb": 8, f"{other}/a.ipynb": 5})
+    table_of("hw02", **{f"{other}.ipynb": 5})
+    points = [(row["hw01"], row["hw02"]) for row in book()]
+    assert sorted(points) == ([("8", "5")] if are_same else [("5", "5"), ("8", "")])
 
 
 def test_a_folder_that_is_not_there_and_points_that_are_none_are_told(book, tmp_path):
@@ -1008,14 +916,6 @@ def test_a_gradebook_or_nothing_may_be_the_roster(graded, book, roster):
     assert [(row["student"], row["hw05"]) for row in book(roster)] == [("ada", "8"), ("bob", "")]
 
 
-def test_two_spellings_of_a_name_are_one_student(book, table_of):
-    table_of("hw01", **{"r01 plain.ipynb": 8})
-    table_of("hw02", **{"r01_plain.ipynb": 5, "R01 Plain/a.ipynb": 5})
-    assert book() == [{"student": "r01 plain", "hw01": "8", "hw02": "5"}]
-    table_of("hw02", **{"r01_plain.ipynb": 5, "r01 plain.ipynb": 4})
-    assert book() == [{"student": "r01 plain", "hw01": "8", "hw02": "5"}]  # the better
-
-
 @pytest.mark.parametrize(
     ("handed_in", "whose"),
     [
@@ -1058,13 +958,8 @@ PLACES = {
         cells[at_heading(cells)].update(source=[*cells[at_heading(cells)]["source"], f"\n{TEXT}"])
     ),
     "a code cell": lambda cells: cells.append({"cell_type": "code", "source": TEXT}),
-    "a comment": lambda cells: cells.append({"cell_type": "code", "source": f"# {TEXT}"}),
-    "a raw cell": lambda cells: cells.append({"cell_type": "raw", "source": TEXT}),
     "no heading": lambda cells: (
         cells.pop(at_heading(cells)), cells.append({"cell_type": "markdown", "source": TEXT})
-    ),
-    "no heading, code": lambda cells: (
-        cells.pop(at_heading(cells)), cells.append({"cell_type": "code", "source": TEXT})
     ),
     "above it": lambda cells: cells.insert(3, {"cell_type": "markdown", "source": TEXT}),
 }  # fmt: skip
@@ -1083,30 +978,9 @@ def _import_first(cells):
     cell(cells, PARTS)["cell_type"] = "markdown"
 
 
-def _restless(cells):
-    """One answer takes what is there when it is checked, another what comes last."""
-    for begins, old, new in (
-        ("def swapped", "return ", "return OFF + "),
-        (PARTS, "math.", "late."),
-    ):
-        found = cell(cells, begins)
-        found["source"] = "OFF = 0\n" + "".join(found["source"]).replace(old, new)
-    source = "OFF = 3\nimport math as late"
-    cells.append({"cell_type": "code", "metadata": {}, "source": source, "outputs": []})
-
-
-def _imports_last(cells):
-    cells.append(cells.pop(cells.index(cell(cells, "import math"))))
-
-
 CLASS = {
-    "imports come last": (_imports_last, ("4", "4", "4")),
-    "double precision": (
-        add("import math", after="\ntorch.set_default_dtype(torch.float64)"), ("4", "4", "4")),
     "as text after imports that fail": (_import_first, ("4", "4", "4")),
-    "ends its process": (WRONG["ends its process"][0], ("0", "4", "4")),
     "under a name": (put("student =", "student = 'Alan  Turing'"), ("4", "4", "4")),
-    "names that change, and come late": (_restless, ("4", "4", "4")),
     "says that its control is one": (
         put("def swapped", "(part,) = checks.carried['q3']\n"
             "vars(part).update(outcome=lambda *given: 1.0, verdict=print)\n"
@@ -1115,18 +989,12 @@ CLASS = {
 }  # fmt: skip
 
 
-OFTEN = "as text after imports that fail", "under a name", "says that its control is one"
-
-
-@pytest.mark.parametrize(
-    "names", [OFTEN, pytest.param((*CLASS,), marks=pytest.mark.nightly)], ids=["often", "all"]
-)
-def test_a_small_class(hw05, build, tmp_path, where, names):
-    for name in names:
-        hand_in(tmp_path, name, hw05.solved, CLASS[name][0])
+def test_a_small_class(hw05, build, tmp_path, where):
+    for name, (edit, _) in CLASS.items():
+        hand_in(tmp_path, name, hw05.solved, edit)
     found = rows(submissions.grade(build, tmp_path, "hw05", limits=confine.LIMITS | {"step": 20.0}))
-    for name in names:
-        row, points = found[name], CLASS[name][1]
+    for name, (_, points) in CLASS.items():
+        row = found[name]
         assert (row["q1"], row["q2"], row["q3"], row["confined"]) == (*points, where[0]), row
         assert row["status"] == "graded"
         named = name == "under a name"  # the letter is that of somebody without one
