@@ -1,9 +1,9 @@
 """Judge answers to homework: is it written, is it the student's own, is it right, and why not?
 
 In a table ``answers/hw01.py`` each question is a tuple of ``Part``: how an answer is called and
-compared. Below the ``MARK`` what is right has the name of the answer, and the same name in
-capitals has typical mistakes, by the message that each deserves (of a control: by words of it). A
-student's notebook carries this file and what stands above the mark.
+compared. Below the ``MARK`` what is right has the name of the answer, as in the master, which says
+what it is; the same name in capitals has typical mistakes, by the message that each deserves (of a
+control: by words of it). A student's notebook carries this file and what stands above the mark.
 
 ``sign`` makes a number of the student's name. The order of choices, and whatever a homework draws
 from that number, belong to this student alone.

@@ -120,7 +120,6 @@ q6 = (
 
 
 def scrambled(copy, bos, generator):
-    """Sequences whose second half has the same tokens in another order."""
     rows = []
     for row in copy:
         order = torch.randperm(len(row), generator=generator)
@@ -146,7 +145,6 @@ SCRAMBLED = {
 
 
 def repetition_gain(logits, tokens):
-    """Log-probability of the second copy minus that of the first, in nats."""
     length = tokens.shape[1] // 2
     right = logits.log_softmax(-1)[:, :-1].gather(-1, tokens[:, 1:, None])[..., 0]
     return right[:, length + 1 :].mean(1) - right[:, :length].mean(1)
@@ -161,7 +159,6 @@ REPETITION_GAIN = {
 
 
 def looks_back(pattern):
-    """The distance each head prefers in the second copy."""
     return head_scores.distance_profile(pattern, pattern.shape[-1] // 2).mean(0).argmax(-1)
 
 
@@ -180,7 +177,6 @@ LOOKS_BACK = {
 
 
 def prefix_score(pattern, tokens):
-    """Attention to what followed earlier occurrences, of the queries that have one."""
     return head_scores.olsson_prefix_matching(pattern, tokens)
 
 
@@ -206,7 +202,6 @@ PREFIX_SCORE = {
 
 
 def copying_score(*weights):
-    """Sum of the circuit's eigenvalues over the sum of their sizes."""
     values = _eigenvalues(*weights)
     return (values.sum().real / values.abs().sum()).item()
 
@@ -234,7 +229,6 @@ COPYING_SCORE = {
 
 
 def shares_kept(model, induction, tokens, other):
-    """Share of prefix matching that remains without each head of layer 0."""
     head, length, name = induction[1], tokens.shape[1] // 2, get_act_name("pattern", induction[0])
 
     def score(hooks):

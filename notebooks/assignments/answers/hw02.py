@@ -102,7 +102,6 @@ def _is_label(label_pos, size):
 
 
 def control_words(label_pos, generator):
-    """For each label word another word of its example, at random."""
     before = torch.cat([0 * label_pos[:, :1], label_pos[:, :-1]], 1)
     count = label_pos - before - 1
     return before + 1 + (torch.rand(label_pos.shape, generator=generator) * count).long()
@@ -121,7 +120,6 @@ CONTROL_WORDS = {
 
 
 def saliency(attention, written, gradient):
-    """|sum over heads of attention times what the chain rule gives for its derivative|."""
     slope = gradient[:, None] @ written.mT  # (batch, head, dest, src)
     return (attention * slope).sum(1).abs()
 
@@ -135,7 +133,6 @@ SALIENCY = {
 
 
 def flow(importance, label_pos, target):
-    """Mean saliency of the edges that gather, that read, and of the rest."""
     place = torch.arange(importance.shape[-1])
     label, asked = _is_label(label_pos, len(place)), (place == target[:, None])[:, :, None]
     edge = (place[:, None] > place) & (place <= target[:, None])[:, :, None]
@@ -156,7 +153,6 @@ FLOW = {
 
 
 def isolated(scores, label_pos):
-    """Attention pattern in which label words read nothing before them."""
     size = scores.shape[-1]
     before, label = torch.ones(size, size).tril(-1).bool(), _is_label(label_pos, size)
     cut = label[:, :, None] & before
@@ -180,7 +176,6 @@ ISOLATED = {
 
 
 def auc(scores, predicted):
-    """Area under the ROC curve: the share of pairs that are won."""
     ones, zeros = scores[predicted == 1][:, None], scores[predicted == 0]
     return ((ones > zeros) + 0.5 * (ones == zeros)).float().mean().item()
 
@@ -196,7 +191,6 @@ AUC = {
 
 
 def label_loyalty(model, prompts, layer):
-    """Share of predictions that isolation of one layer leaves the same."""
     changed = answers(model, prompts, isolation(model, prompts, [layer])).predicted
     return _share(changed == answers(model, prompts).predicted)
 

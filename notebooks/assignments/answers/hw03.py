@@ -126,7 +126,6 @@ q6 = (
 
 
 def weighted_ridge(X, y, weights, penalty, start):
-    """Weights of ridge regression with weighted pairs, and a guess before any pair."""
     gram = X.T @ (weights[:, None] * X) + penalty * torch.eye(X.shape[1], dtype=X.dtype)
     return torch.linalg.solve(gram, X.T @ (weights * y) + penalty * start)
 
@@ -143,7 +142,6 @@ WEIGHTED_RIDGE = {
 
 
 def least_squares(xs, ys):
-    """Predictions of least squares after every prefix."""
     found = torch.zeros_like(ys)
     for i in range(1, ys.shape[1]):
         w = torch.linalg.pinv(xs[:, :i]) @ ys[:, :i, None]
@@ -169,7 +167,6 @@ LEAST_SQUARES = {
 
 
 def mispaired(ys, generator):
-    """Labels of which none stays in its place, but for the last."""
     n, rows = ys.shape[1] - 1, []
     for y in ys:
         order = torch.randperm(n, generator=generator)
@@ -190,12 +187,10 @@ MISPAIRED = {
 
 
 def implicit_weights(predict, xs, ys, queries, offset=False):
-    """Weights of the linear function nearest to what a network predicts."""
     return _fit(queries, _asked(predict, xs, ys, queries), offset)[0]
 
 
 def linearity(predict, xs, ys, queries):
-    """R² of that function."""
     wanted = _asked(predict, xs, ys, queries)
     missed = (wanted - _fit(queries, wanted)[1]).square().sum()
     return (1 - missed / (wanted - wanted.mean()).square().sum()).item()
@@ -253,12 +248,10 @@ OWN_WEIGHTS = {"`own_weights` have the wrong sign.": lambda w: -w}
 
 
 def bayes_weights(X, y, noise, prior):
-    """Mean of w given the pairs."""
     return weighted_ridge(X, y, noise**-2, prior**-2, X.new_zeros(X.shape[1]))
 
 
 def expected_error(X, x, noise, prior, new):
-    """Expected squared error of predicting the label of x."""
     precision = X.T @ (X / noise[:, None] ** 2) + torch.eye(len(x), dtype=X.dtype) / prior**2
     return (x @ torch.linalg.inv(precision) @ x + new**2).item()
 
@@ -280,7 +273,6 @@ EXPECTED_ERROR = {
 
 
 def nearest_penalty(found, xs, ys, penalties):
-    """The penalty of the ridge regression nearest to some predictions, by MSPD."""
     last = xs.shape[-1]
     away = [(found - algorithms.ridge(xs, ys, c))[:, 1:last].square().sum() for c in penalties]
     return penalties[int(torch.stack(away).argmin())]

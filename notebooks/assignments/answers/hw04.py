@@ -117,7 +117,6 @@ q5 = (
 
 
 def one_step(W0, xs, ys, query, A):
-    """What a linear model answers after one step with a matrix of rates."""
     errors = xs @ W0.T - ys
     return W0 @ query - (xs @ A @ query) @ errors / len(xs)
 
@@ -132,7 +131,6 @@ ONE_STEP = {
 
 
 def attend(tokens, W_K, W_Q, W_V, P):
-    """The tokens after one layer of linear attention; the last token is no key."""
     context = tokens[:-1]
     scores = (tokens @ W_Q.T) @ (context @ W_K.T).T
     return tokens + scores @ (context @ W_V.T) @ P.T
@@ -150,7 +148,6 @@ ATTEND = {
 
 
 def gradient_layer(W0, A, pairs):
-    """W_K, W_Q, W_V and P of a layer that takes a step of gradient descent."""
     o, d = W0.shape
     eye, none = torch.eye(o + d, dtype=W0.dtype), torch.zeros(o, o, dtype=W0.dtype)
     values = torch.cat([torch.cat([-eye[:o, :o], W0], 1), 0 * eye[o:]])
@@ -169,7 +166,6 @@ GRADIENT_LAYER = {
 
 
 def best_rates(variances, fourths, prior, noise, pairs):
-    """The best rate of one step, for each coordinate."""
     shown = variances * prior
     others = variances * (shown.sum() - shown)
     moment = (prior * fourths + others + noise * variances) / pairs
@@ -192,7 +188,6 @@ BEST_RATES = {
 
 
 def random_step(xs, ys, generator):
-    """Weights after a step as long as the gradient's, in a random direction."""
     b = (ys[..., None] * xs).mean(1)
     drawn = torch.randn(b.shape, generator=generator, dtype=b.dtype)
     return drawn / drawn.norm(dim=1, keepdim=True) * b.norm(dim=1, keepdim=True)
@@ -210,7 +205,6 @@ RANDOM_STEP = {
 
 
 def learnt_rates(found, xs, ys):
-    """The rate of each coordinate, as a network's answers show it."""
     design = (ys[:, :-1, None] * xs[:, :-1]).mean(1) * xs[:, -1]
     return torch.linalg.lstsq(design, found[:, None]).solution[:, 0]
 

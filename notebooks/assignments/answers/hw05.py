@@ -99,7 +99,6 @@ q4 = (
 
 
 def part_and_change(query, keys, values, example):
-    """Each example's part of the update, and what its absence changes."""
     weights = (keys @ query / len(query) ** 0.5).softmax(0)
     its = example == torch.arange(int(example.max()) + 1)[:, None]  # (example, key)
     parts, whole = (its * weights) @ values, weights @ values
@@ -119,7 +118,6 @@ PART_AND_CHANGE = {
 
 
 def features(z, omega):
-    """Positive random features, each direction taken both ways."""
     directions, half = torch.cat([omega, -omega]), z.square().sum(-1, keepdim=True) / 2
     return torch.exp(z @ directions.T - half) / len(directions) ** 0.5
 
@@ -136,7 +134,6 @@ FEATURES = {
 
 
 def biased_loss(W, values, features, biases, normaliser, rate):
-    """The loss of the dual model of a head with biases."""
     similarity = (values * (features @ W.T)).sum(1)
     return -(biases.exp() * similarity).sum() / (rate * normaliser)
 
@@ -151,7 +148,6 @@ BIASED_LOSS = {
 
 
 def swapped(steps, function, generator):
-    """For each prompt the update of a prompt with another function, at random."""
     order = torch.randperm(len(steps), generator=generator)
     while (clash := function[order] == function).any():
         for i in clash.nonzero()[:, 0].tolist():
@@ -179,7 +175,6 @@ SWAPPED = {
 
 
 def with_negatives(query, keys, values, demos, beta):
-    """The output of a head that also descends the negatives."""
     shown, changed = values[demos], values.clone()
     changed[demos] = shown - beta * (shown.sum(0) - shown) / (len(shown) - 1)
     return (keys @ query / len(query) ** 0.5).softmax(0) @ changed

@@ -141,7 +141,6 @@ q7 = (
 
 
 def more_influence(clean, first, second):
-    """Difference of two mean divergences KL(clean || altered) and its standard error, in nats."""
     p = clean.log_softmax(-1)
     kl = [(p.exp() * (p - each.log_softmax(-1))).sum(-1) for each in (first, second)]
     errors = [each.std() / len(each) ** 0.5 for each in kl]
@@ -161,7 +160,6 @@ MORE_INFLUENCE = {
 
 
 def sign_flip_p(effects, signs):
-    """Two-sided p-value that the mean effect is 0."""
     flipped, seen = (signs * effects).mean(-1).abs(), effects.mean().abs()
     extreme = int((flipped >= seen).sum())
     return (1 + extreme) / (1 + len(signs))
@@ -180,7 +178,6 @@ def _subsets(heads):
 
 
 def incompleteness(score, circuit, model):
-    """Largest |F(C without K) - F(M without K)| over subsets K of C."""
     C, M = set(circuit), set(model)
     return max(abs(score(C - K) - score(M - K)) for K in _subsets(C))
 
@@ -194,7 +191,6 @@ INCOMPLETENESS = {
 
 
 def minimality(score, circuit):
-    """For each v of C the largest |F(C without K and v) - F(C without K)| over K of the others."""
     C = set(circuit)
     each = ([abs(score(C - K - {v}) - score(C - K)) for K in _subsets(C - {v})] for v in circuit)
     return torch.tensor([max(differences) for differences in each], dtype=torch.float64)
@@ -213,7 +209,6 @@ MINIMALITY = {
 
 
 def patched(nodes, clean, corrupt, writer, reader):
-    """Output of the clean run in which one node reads another's corrupt output."""
     return _changed(nodes, clean, _change(nodes, clean, corrupt, writer), reader)
 
 
@@ -260,7 +255,6 @@ PATCHED = {
 
 
 def cka(XX, YY):
-    """Linear CKA from inner products of samples."""
     K, L = (x - x.mean(0) - x.mean(1, keepdim=True) + x.mean() for x in (XX, YY))
     return ((K * L).sum() / (K.norm() * L.norm())).item()
 
@@ -276,7 +270,6 @@ CKA = {
 
 
 def other_heads(heads, per_layer, generator):
-    """As many other heads of each layer, at random."""
     control = []
     for layer in sorted({layer for layer, _ in heads}):
         taken = {head for la, head in heads if la == layer}
@@ -305,7 +298,6 @@ OTHER_HEADS = {
 
 
 def synergy(clean, alone, together):
-    """What removing all groups costs, minus what each costs alone, in nats."""
     return ((clean - together).mean() - (clean - alone).mean(-1).sum()).item()
 
 

@@ -156,7 +156,6 @@ def _marked(scores, top):
 
 
 def beyond_chance(a, b, top):
-    """Heads that two lenses both mark, less what chance within layers gives."""
     m, n = (_marked(each, top) for each in (a, b))
     chance = (m.sum(1) * n.sum(1)).sum() / m.shape[1]
     return float((m * n).sum() - chance)
@@ -173,7 +172,6 @@ BEYOND_CHANCE = {
 
 
 def task_vector(blocks, shown, bare, layer):
-    """Mean state after a layer with examples, less that without."""
     means = []
     for x in (shown, bare):
         for block in blocks[: layer + 1]:
@@ -183,7 +181,6 @@ def task_vector(blocks, shown, bare, layer):
 
 
 def steered_margin(blocks, readout, bare, vector, layer, right):
-    """Lead of prompts without examples, with a vector added after a layer."""
     x = bare
     for i, block in enumerate(blocks):
         x = x + block(x) + (i == layer) * vector
@@ -218,13 +215,11 @@ STEERED_MARGIN = {
 
 
 def smooth(query, keys, shows, choices):
-    """Share of the votes that each choice gets from the examples that show it."""
     weights = (keys @ query / len(query) ** 0.5).softmax(0)
     return weights @ one_hot(shows, choices).double()
 
 
 def agreement(votes, counts, logits):
-    """Correlation of votes and logits beyond the counts, each prompt's mean taken out."""
     x, z, y = (each.double() for each in (votes, counts, logits))
     x, z, y = ((each - each.mean(1, keepdim=True)).flatten() for each in (x, z, y))
     x, y = (each - (each @ z) / (z @ z) * z for each in (x, y))
@@ -254,7 +249,6 @@ AGREEMENT = {
 
 
 def half_way(steps, values, start):
-    """The step at which a curve has made half of its rise, on the line between two checkpoints."""
     wanted = (values[-1] + start) / 2
     n = int((values[1:] >= wanted).nonzero()[0]) + 1
     share = (wanted - values[n - 1]) / (values[n] - values[n - 1])
@@ -262,7 +256,6 @@ def half_way(steps, values, start):
 
 
 def later_by(first, second):
-    """How much later the second signature comes: mean over seeds, and its standard error."""
     later = second - first
     return torch.stack([later.mean(), later.std() / len(later) ** 0.5])
 
@@ -299,7 +292,6 @@ ORDER = {
 
 
 def common_share(changes):
-    """Mean product of the changes of two prompts, over the mean square of a change."""
     inner = changes @ changes.T
     own = inner.trace()
     return ((inner.sum() - own) / (len(changes) - 1) / own).item()
@@ -356,7 +348,6 @@ REASON = {
 
 
 def other_vectors(vector, count, generator):
-    """Vectors as long as a task vector, at a right angle to it, anywhere else."""
     drawn = torch.randn(count, len(vector), generator=generator).to(vector)
     unit = vector / vector.norm()
     drawn = drawn - (drawn @ unit)[:, None] * unit
