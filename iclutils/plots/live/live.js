@@ -213,7 +213,7 @@ const Live = (() => {
   // Choices to press, and later whether the choice was right
   //   -> {element, see(state, drawn), clear()}
   function bet({ asks, choices, deed, answer, later }, announce) {
-    let choice = null, memory = {}, done = false, latest = null;
+    let choice = null, memory = {}, done = false, latest = null, read = false;
     const told = make("p", { class: "live-told", role: "status" });
     const buttons = choices.map((text, i) => make("button", { type: "button", "aria-pressed": "false", click: () => {
       if (done) return;
@@ -222,21 +222,23 @@ const Live = (() => {
       told.textContent = `You bet on “${text}”. ${deed}`;
       if (latest) see(...latest); // where the reader has seen it before
     } }, text));
-    // at the lower edge of the window as long as the reader has neither it nor a choice in sight
+    // at the lower edge of the window until it has been in sight, and while no choice is
     const inSight = new Set();
     const watch = new IntersectionObserver((changes) => {
       for (const { target, isIntersecting, intersectionRatio } of changes)
         inSight[(target === told ? intersectionRatio > 0.9 : isIntersecting) ? "add" : "delete"](target);
       announce(inSight.size ? "" : told.textContent);
+      if ((read = inSight.has(told))) watch.disconnect();
     }, { threshold: [0, 0.9] });
     function see(state, drawn) {
       latest = [state, drawn];
       const [right, text] = (done ? [undefined, later?.(state, drawn) ?? undefined] : answer(state, drawn, memory, choice)) || [];
       if (text === undefined || (right === undefined && choice === null)) return;
       const verdict = choice === null || right === undefined ? "" : choice === right ? "Your bet was right. " : "Your bet was wrong. ";
+      read &&= told.textContent === verdict + text;
       told.textContent = verdict + text;
       watch.disconnect();
-      for (const part of [told, ...buttons]) watch.observe(part);
+      if (!read) for (const part of [told, ...buttons]) watch.observe(part);
       if (right === null || right === undefined) return;
       done = true;
       buttons.forEach((button, i) => {
@@ -248,7 +250,7 @@ const Live = (() => {
     function clear() {
       watch.disconnect();
       inSight.clear();
-      [choice, memory, done, latest, told.textContent] = [null, {}, false, null, ""];
+      [choice, memory, done, latest, read, told.textContent] = [null, {}, false, null, false, ""];
       for (const button of buttons) {
         button.disabled = false;
         button.classList.remove("live-right", "live-wrong");
