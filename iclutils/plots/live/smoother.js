@@ -88,12 +88,13 @@
       const [[x0, y0], [x1, y1]] = [stops[0], stops[DEMOS]];
       const [qx, qy] = [px(m.keys[2 * DEMOS]), py(m.keys[2 * DEMOS + 1])];
       const arrow = `<path class="live-line live-c" style="stroke-dasharray: none" d="M${SIZE / 2} ${SIZE / 2}L${qx.toFixed(1)} ${qy.toFixed(1)}"/>`;
-      // Beside what example i + 1 adds, where there is room: clear of the line's stops and other labels
+      // Around what example i + 1 adds, where there is room: clear of the line's stops and other labels
       const taken = stops.map((stop) => stop.map(Number));
+      const places = [[90, 13], [-90, 13], ...[90, -90, 135, -135, 45, -45, 180, 0].flatMap((turn) => [20, 26].map((far) => [turn, far]))];
       const added = stops.slice(1).map((stop, i) => {
-        const [a, b] = [stops[i], stop].map((place) => place.map(Number)), length = Math.hypot(b[0] - a[0], b[1] - a[1]);
-        const beside = (by) => [(a[0] + b[0]) / 2 + (by * (a[1] - b[1])) / length, (a[1] + b[1]) / 2 + (by * (b[0] - a[0])) / length];
-        const place = length < 14 ? undefined : [13, -13, 20, -20].map(beside).find(([x, y]) => taken.every(([u, v]) => Math.abs(u - x) > 17 || Math.abs(v - y) > 13));
+        const [a, b] = [stops[i], stop].map((place) => place.map(Number)), ahead = Math.atan2(b[1] - a[1], b[0] - a[0]);
+        const around = ([turn, far]) => [Math.cos, Math.sin].map((of, k) => (a[k] + b[k]) / 2 + far * of(ahead + (turn * Math.PI) / 180));
+        const place = places.map(around).find(([x, y]) => taken.every(([u, v]) => Math.abs(u - x) > 17 || Math.abs(v - y) > 13));
         if (!place) return "";
         taken.push(place);
         return `<text class="live-added" x="${place[0].toFixed(1)}" y="${(place[1] + 4).toFixed(1)}" text-anchor="middle">+${i + 1}</text>`;
