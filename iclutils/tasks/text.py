@@ -57,11 +57,14 @@ class TextTask:
     test: str = ""
 
 
-_FIELDS: dict[str, Any] = yaml.safe_load((OWN / "tasks.yml").read_text(encoding="utf-8"))
-TASKS = {
-    name: TextTask(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
-    for name, fields in _FIELDS.items()
-}
+def _task(fields: dict[str, Any]) -> TextTask:
+    """Make a task of its fields in ``tasks.yml``."""
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    return TextTask(**values)
+
+
+_FIELDS = yaml.safe_load((OWN / "tasks.yml").read_text(encoding="utf-8"))
+TASKS = {name: _task(fields) for name, fields in _FIELDS.items()}
 
 
 # Rows

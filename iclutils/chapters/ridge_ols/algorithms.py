@@ -136,7 +136,7 @@ def baselines(which: str = "wide", ratio: float = 0.0) -> dict[str, Predictor]:
         for steps in (1, 2, 4, 8):
             name = "GD best" if steps == 1 else f"GD best, {steps} steps"
             linear[name] = lambda xs, ys, steps=steps: gd_weights(
-                xs, ys, tuned_rate(*xs.shape[-2:], ratio), steps
+                xs, ys, tuned_rate(xs.shape[-2], xs.shape[-1], ratio), steps
             )
         linear["SGD best"] = lambda xs, ys: sgd_weights(xs, ys, 0.5 / (xs.shape[-1] + 2))
         linear["averaging"] = averaging_weights
