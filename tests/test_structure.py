@@ -90,7 +90,7 @@ def named(code):
 
 
 def test_what_is_public_has_a_caller_outside_the_tests():
-    names = ("iclutils", "book", "notebooks", "training", "tools")
+    names = ("iclutils", "book", "benchmarks", "notebooks", "training", "tools")
     folders = [ROOT / name for name in names]
     used = {"collect"}  # what makes the shipped curves of a training
     for path in (path for folder in folders for path in folder.rglob("*.py")):
