@@ -5,8 +5,6 @@ the versions of the libraries, the function, and its arguments: tensors by their
 their weights, generators by their state. A change of any file of the package measures all again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 import time

@@ -5,8 +5,6 @@ Every mistake a user can make (unknown name, missing file, wrong shape, no netwo
 that message alone; a notebook shows it as the last line of the traceback.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

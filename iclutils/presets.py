@@ -1,7 +1,5 @@
 """Presets: the sizes of all that a chapter does, by tier. ``presets.toml`` explains them."""
 
-from __future__ import annotations
-
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Progress: one kind of bar for everything that may take longer than two seconds."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from typing import Any, TypeVar

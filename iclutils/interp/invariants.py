@@ -6,8 +6,6 @@ from one pass over a few tokens (``trace``), and compares every part with what t
 A model that fits no known way is refused: a measure is right or refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

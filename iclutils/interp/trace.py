@@ -4,8 +4,6 @@ Gradients are not computed, but torch notes on the way which tensor is made of w
 cuts these notes off, so that they name the points that come directly before the next one.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ What is here is imported when it is first used: its libraries take seconds, and 
 networks that read numbers do without.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -3,8 +3,6 @@
 ``language.load`` begins here; the networks that read numbers have files of their own, ``storage``.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

