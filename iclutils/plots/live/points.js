@@ -107,10 +107,10 @@
       const more = `<p class="live-note">With the best λ for these very pairs, ridge regression has a relative error of ${percent(m.best.ridge)}; with the best rate, one step has ${percent(m.best.step)}.</p>`;
       const surprises = [
         m.misfit > 0.01 && "No plane through 0 passes through all labels now: a dragged point keeps its label. In training, a plane always did.",
-        m.grown < 0.8 * state.scale && `The labels have grown ${state.scale} times, and the answers of all three rules with them. The network's answers have grown only ${m.grown.toFixed(1)} times. So a rule with small answers, such as one short step, may come nearest, but none of the three is the network's rule.`,
+        m.grown < 0.8 * state.scale && `The labels have grown ${state.scale} times, and the answers of all three rules with them. The network's answers have grown only ${m.grown.toFixed(1)} times. So none of the three is the network's rule: the one with the smallest error may only have the smallest answers.`,
       ].filter(Boolean).map((text) => `<p class="live-note"><b>${text}</b></p>`).join("");
       const scale = Array.from({ length: 21 }, (_, i) => `<rect class="live-${i > 10 ? "a" : "b"}" opacity="${(Math.abs(i - 10) * 0.085).toFixed(2)}" x="${i * 8}" width="8" height="10"/>`).join("");
-      const key = `<svg class="live-scale" viewBox="0 0 168 26" role="img" aria-label="Colours: brown is minus ${most.toFixed(1)} or less, white 0, blue ${most.toFixed(1)} or more."><rect class="live-ground" width="168" height="10"/>${scale}` +
+      const key = `<svg class="live-scale" viewBox="0 0 168 26" role="img" aria-label="Colours: brown is minus ${most.toFixed(1)} or less, no colour 0, blue ${most.toFixed(1)} or more."><rect class="live-ground" width="168" height="10"/>${scale}` +
         [[0, "start", `−${most.toFixed(1)}`], [84, "middle", "0"], [168, "end", most.toFixed(1)]].map(([x, anchor, text]) => `<text x="${x}" y="23" text-anchor="${anchor}">${text}</text>`).join("") + "</svg>";
       const view = `<div class="live-row-of live-three">${plane("The network", m.field, state, most)}${plane(NAMES[state.other][0].toUpperCase() + NAMES[state.other].slice(1), m.other, state, most)}` +
         `${plane("The difference", gap, state, most)}</div>` +
