@@ -107,10 +107,10 @@
         `<p class="live-note">A disc is as large as a token's share of the attention. Green: the last token, which asks. The arrow is its query; to keep the picture simple, its key is at the tip. Among the values, the square is what the last token adds, and the diamond is the head's output. The line between them adds what example 1 adds (+1), then example 2 (+2), and so on.</p>`;
       const numbers = [
         ["what the last token adds", pair(m.start), "square"],
-        ["what the examples add", m.length.toFixed(2), "from square to diamond, in a straight line"],
+        ["how far the examples move the output", m.length.toFixed(2), "straight from square to diamond"],
         ["output", pair(m.end), "diamond: both together"],
       ];
-      const more = `<p class="live-note">Read this after “Is that learning?”, below. The linear model W of features φ answers each key k<sub>i</sub> of an example with Wφ(k<sub>i</sub>). Before and after its step, the summed similarity of these answers to the values v<sub>i</sub> is ${to(m.similarity)}, and their distance from the values (root mean square) is ${to(m.distance)}.</p>`;
+      const more = `<p class="live-note">For task 2: the linear model W of features φ answers each key k<sub>i</sub> of an example with Wφ(k<sub>i</sub>). Before and after its step, the summed similarity of these answers to the values v<sub>i</sub> is ${to(m.similarity)}, and their distance from the values (root mean square) is ${to(m.distance)}.</p>`;
       return { numbers, view, said, more, ...m };
     },
 
@@ -118,7 +118,7 @@
       { text: "A smoother or a look-up? Make one example take at least 90 % of the attention.",
         seen: [(s, m) => Math.max(...m.weights.slice(0, DEMOS)) >= 0.9],
         found: (s, m) => `example ${m.weights.indexOf(Math.max(...m.weights)) + 1} has ${Math.round(100 * Math.max(...m.weights))} %, and the output ${pair(m.end)} is nearly its value: a head that is sharp enough looks up.` },
-      { text: "The step of the linear model (the note above) raises the similarity wherever you drag. Leave the attention scores at 0.7 times, and find a place where the step also makes the distance larger, by 0.1 at least.",
+      { text: "When you have read “Is that learning?”, below: drag something, and the note above this list says how similar the answers of the linear model are to the values, and how distant, before and after its step. The similarity always rises. Leave the attention scores at 0.7 times, and make the distance rise, too, by 0.1 at least.",
         seen: [(s, m) => Number(s.sharp) === first.sharp && m.distance[1] > m.distance[0] + 0.1],
         found: (s, m) => `the similarity rises (${to(m.similarity)}), and yet the distance grows (${to(m.distance)}): the step does not minimise an error.` },
       { text: "Let what the examples add vanish: they keep at least half of the attention, each value is at least 0.5 from 0, and the diamond is less than 0.05 from the square.",
