@@ -54,10 +54,10 @@
     needs: () => ["lsa-1"],
     bet: {
       asks: "The square is the layer before its training. Which way does it take while it is trained?",
-      choices: ["down along the curve, all the way", "off the curve, above it, and back to it at the end", "off the curve, below it"],
+      choices: ["down along the curve", "off the curve, above it", "off the curve, below it"],
       deed: "Now move “How long it has trained” to the end, point by point.",
       answer: (s, m) => (Number(s.at) === 9
-        ? [m.above > 0.05 ? 1 : 0, `After ${m.highest.step} training steps the layer is ${m.above.toFixed(2)} above the curve. It answers worse than a gradient step of its rate, for its weights still mix the coordinates of x. In the end it acts like a gradient step of rate ${rounded(m.last.rate)}; the best rate is ${BEST.toFixed(2)}.`] : null),
+        ? [m.above > 0.05 ? 1 : 0, `After ${m.highest.step} training steps the layer is ${m.above.toFixed(2)} above the curve. It answers worse than a gradient step of its rate, for its weights still mix the coordinates of x. In the end it is back on the curve, near the lowest point.`] : null),
     },
     fields: () => [
       { kind: "range", name: "at", label: "How long it has trained", min: 0, max: 9, said: (i) => `${[0, 30, 40, 45, 50, 55, 60, 80, 100, 3000][i]} training steps` },
@@ -73,7 +73,7 @@
       const moved = Number(state.rate) > 0, same = lossOf(layer.rate); // of a step with the layer's rate
       const said = `The layer after ${nets[state.at].step} training steps acts like rate ${rounded(layer.rate)} and has loss ${layer.loss.toFixed(3)}; a gradient step of that rate has ${same.toFixed(3)}.${moved ? ` Your step at rate ${Number(state.rate).toFixed(1)} has loss ${mine.toFixed(3)}.` : ""}`;
       const view = `<p class="live-head">The task: which y belongs to the last x?</p>${task(layer.rate)}` +
-        `<p class="live-note">Dashed: the flat line, turned by one gradient step at the layer's rate (on average, and drawn for one number in x instead of ten). Square: its answer.</p>` +
+        `<p class="live-note">Dashed: where one gradient step at the layer's rate turns the flat line (on average, and drawn for one number in x instead of ten). The best step goes only half the way: ten points are few for ten numbers in x, and a longer step often overshoots. Square: its answer.</p>` +
         `<p class="live-head">How wrong is one gradient step, and how wrong is the layer?</p><svg class="live-wide" viewBox="0 0 390 ${top + height + 40}" role="img" aria-label="${said}">` +
         `<path class="live-axis" d="M${left} ${top}v${height}h${width}"/>${ticks}<text x="${left + width / 2}" y="${top + height + 36}" text-anchor="middle">length of the gradient step (its rate)</text><text x="${left + 6}" y="${top + 12}">how wrong (loss)</text>` +
         `<path class="live-line live-a" d="${curve}"/>${trail}` +
