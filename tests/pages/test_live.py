@@ -464,6 +464,27 @@ def test_a_bet_is_answered_by_what_the_reader_does(reader, name):
     assert reader.errors == []
 
 
+def test_what_is_pressed_before_the_network_is_read_counts(reader):
+    """For the bet, too. A page that is loaded again has neither a bet nor what was pressed."""
+    tab = reader.open("labels")
+    tab.evaluate("document.head.append = x => { window.late = () => document.head.prepend(x); }")
+    told = tab.locator(".live-told")
+    tab.locator(".live-bet button").first.click()
+    for which in ("labels", "random"):
+        do(tab, CUT, which)
+        tab.evaluate("new Promise(requestAnimationFrame)")
+    assert "is being read" in tab.locator(".live-news").inner_text()
+    tab.evaluate("late()")
+    told.filter(has_text="Your bet was right. ").wait_for()
+    assert tab.locator(".live-cut").count() == 4
+    assert tab.url.endswith("#live-labels?cut=random")
+    tab.reload()
+    assert tab.locator(".live-form input[value='none']").is_checked()
+    assert told.inner_text() == ""
+    assert "#" not in tab.url
+    assert reader.errors == []
+
+
 def test_a_second_copy_stands_below_the_first_and_says_what_can_be_known(reader):
     """Letter below letter, at every width; a dot where nothing can be known."""
     for name in ("copies", "induction"):

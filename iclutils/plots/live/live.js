@@ -25,7 +25,9 @@
 // that a cell hands over (iclutils/plots/live/__init__.py).
 const Live = (() => {
   const own = document.currentScript;
-  const weights = {}, loading = {};
+  const weights = {}, loading = {}, OWN = "what a reader did"; // as the state of the page's entry
+  if (history.state === OWN) // it is loaded again: its bets are forgotten, and so is what was pressed
+    history.replaceState(null, "", location.pathname + location.search);
 
   // Half precision to numbers, by a table of all 65 536 halves
   let halves;
@@ -152,7 +154,7 @@ const Live = (() => {
           input: () => put(Number(input.value)),
           pointerdown: () => (before = get()[name]),
           pointercancel: () => put(before) }) // a finger that scrolls the page moves nothing
-        : make("input", { id, type: "text", spellcheck: "false", autocomplete: "off", input: () => put(input.value) });
+        : make("input", { id, type: "text", spellcheck: "false", input: () => put(input.value) });
     return {
       element: make("div", { class: `live-field live-${kind}` }, make("label", { for: id }, label, " ", said), input),
       set(state) {
@@ -276,13 +278,14 @@ const Live = (() => {
     const more = make("details", { class: "live-more" }, make("summary", {}, tasks.length ? "More to change, more to find" : figure.fields(figure.first).some(({ more }) => more) ? "More" : "Reset, or copy a link"), back, detail,
       ...(tasks.length ? [make("p", { class: "live-head" }, "Can you find it?"), list] : []));
     const wager = figure.bet && bet(figure.bet, (text) => (news.textContent = text));
-    const form = make("form", { class: "live-form", submit: (event) => event.preventDefault(), "aria-label": `${figure.title}: what is shown` }, front, more);
-    let state = { ...figure.first }, shown = new Map(), waiting = 0, telling = 0, turn = 0;
+    const form = make("form", { class: "live-form", autocomplete: "off", submit: (event) => event.preventDefault(), "aria-label": `${figure.title}: what is shown` }, front, more);
+    let state = { ...figure.first }, shown = new Map(), waiting = 0, telling = 0, turn = 0, past = 0; // past: the turn that is drawn, or given up
     let own = false, refused = "", last = null, fresh = null, busy = false; // while something is dragged
     const get = () => state;
 
     const reset = control({ kind: "actions", options: [["Reset", () => ({ ...figure.first })]] }, get, (next) => {
       wager?.clear();
+      past = turn;
       change(next);
     });
     if (!parts) reset.element.append(make("button", { type: "button", click: copy }, "Copy link"));
@@ -310,7 +313,7 @@ const Live = (() => {
 
     // A thing is seen once a change of the reader's own, not the address, has brought it about, and
     // while its task stands there to be read.
-    function judge(drawn) {
+    function judge(state, own, drawn) {
       if (!own) news.textContent = refused;
       else if (!fresh) news.textContent = "";
       for (const task of tasks) {
@@ -328,34 +331,36 @@ const Live = (() => {
       last = { state, drawn };
     }
 
-    function record() { // in the address; the figure that was touched last comes first
+    function record(state, own) { // in the address; the figure that was touched last comes first
       const all = addressed(), here = all.findIndex((part) => placeOf(part) === `live-${name}`);
       if (here >= 0) all.splice(here, 1);
       all.splice(own ? 0 : Math.max(0, here), 0, written(name, figure.first, state));
-      history.replaceState(null, "", `#${all.join(";")}`);
+      history.replaceState(own ? OWN : history.state, "", `#${all.join(";")}`);
     }
 
     async function redraw() {
       waiting = 0;
-      const asked = ++turn, began = performance.now();
-      if (!root.classList.contains("live-on")) status.textContent = "The network is being read …";
+      const asked = ++turn, began = performance.now(), now = state, pressed = own, held = busy;
+      if (!root.classList.contains("live-on")) news.textContent = "The network is being read …";
       try {
         const nets = parts ?? (await Promise.all(figure.needs(state).map(load))).flat();
-        if (asked !== turn) return; // something newer is on its way
-        const drawn = figure.draw(state, nets);
+        // while a network is read, each press counts, and of what is dragged the end
+        if (asked <= past || (held && asked !== turn)) return;
+        past = asked;
+        const drawn = figure.draw(now, nets);
         figures.innerHTML = told(drawn.numbers);
         view.innerHTML = drawn.view;
         detail.innerHTML = drawn.more ?? "";
         root.classList.add("live-on");
-        judge(drawn);
-        if (!parts) record();
+        judge(now, pressed, drawn);
+        if (!parts) record(now, pressed);
         clearTimeout(telling);
         telling = setTimeout(() => (status.textContent = drawn.said), 300);
         root.dataset.ms = Math.round(performance.now() - began);
         root.dataset.drawn = asked;
       } catch (error) {
         root.classList.remove("live-on"); // then the status is seen
-        status.textContent = error.message;
+        [status.textContent, news.textContent] = [error.message, ""];
         console.error(error);
       }
     }
