@@ -90,8 +90,8 @@
     first,
     needs: () => ["anchors-3"],
     bet: {
-      asks: "We cut four words off: in layer 0, the first of four, they may not look at any word before them. Which four must we choose, so that the answer changes?",
-      choices: ["the four label words", "four other words", "both sets change it", "no set changes it"],
+      asks: "We cut four words off in layer 0, the first of four: there, they cannot look at any earlier word. Which words change the answer?",
+      choices: ["Cedar, Dover, Alpha, Bravo", "eel, loom, drizzle, one colon", "both sets change it", "no set changes it"],
       deed: "Now press both cuts.",
       answer(s, m, memory) {
         const same = Object.keys(first).every((name) => ["cut", "show", "layer", "from"].includes(name) || s[name] === first[name]);
@@ -125,7 +125,7 @@
 
     draw(state, parts) {
       const m = measured(state, parts), chance = Math.max(...m.now);
-      const word = (token, i) => `<span class="${m.at.includes(i) ? "live-label" : token < TOPICS.length * 8 ? "" : "live-noise"}${i === m.place ? " live-from" : ""}${m.off.has(i) ? " live-cut" : ""}" style="--look:${m.look[i].toFixed(2)}">${Live.escaped(m.words[token].replace("<bos>", "BOS"))}</span>`;
+      const word = (token, i) => `<span class="${m.at.includes(i) ? (m.off.size ? "live-label" : "") : token < TOPICS.length * 8 ? "" : "live-noise"}${i === m.place ? " live-from" : ""}${m.off.has(i) ? " live-cut" : ""}" style="--look:${m.look[i].toFixed(2)}">${Live.escaped(m.words[token].replace("<bos>", "BOS"))}</span>`;
       const ends = [...m.starts.slice(1), m.query, m.tokens.length]; // of each line
       const text = ends.map((end, line) => {
         const own = m.tokens.slice(line ? ends[line - 1] : 0, end), about = Array(TOPICS.length).fill(0);
@@ -139,15 +139,15 @@
         ? `Blue: attention times the gradient of the answer’s loss in layer ${state.layer}, summed over heads, from the framed word; the largest is the strongest.`
         : `Blue: what the framed word looks at in layer ${state.layer}, on average over heads.`;
       const layers = Number(state.layers) > 1 ? `one of the first ${state.layers} layers` : "the first layer";
-      const struck = m.off.size ? ` <b>Struck through: cut off in ${layers}.</b>` : "";
+      const struck = m.off.size ? ` Underlined: label words. <b>Struck through: cut off in ${layers}.</b>` : "";
       const unknown = m.unknown.length ? ` The network does not know: ${Live.escaped(m.unknown.join(", "))}.` : "";
-      const view = `<div class="live-prompt" aria-hidden="true">${text}</div><p class="live-note">${blue} Underlined: label words.${struck} Pale: words without a topic. In brackets: what a line is about.${unknown}</p>` +
+      const view = `<div class="live-prompt" aria-hidden="true">${text}</div><p class="live-note">${blue}${struck} Pale: words without a topic. In brackets: what a line is about.${unknown}</p>` +
         pairs("How likely each label is: without a cut (grey), and now (below it)", rows);
       const more = `<div class="live-row-of">${pairs(`${m.salient ? "Share of a layer’s saliency" : "Attention"}: text to label word (above), label words to the end (below)`, flow)}</div>`;
       const numbers = [
         ["the answer", m.answer, m.answer === m.was ? "as without a cut" : `without the cut ${m.was}`],
         ["how sure it is", chance.toFixed(2), `of 1, among ${m.names.length} label words`],
-        ["label words look at their texts", m.into[0].toFixed(2), m.salient ? "of layer 0’s saliency" : "of their attention in layer 0, the first"],
+        [`${m.salient ? "saliency" : "attention"} from label words to their texts`, m.into[0].toFixed(2), "of 1, in layer 0"],
       ];
       const cut = m.off.size ? ` Cut off in ${layers}: ${[...m.off].sort((a, b) => a - b).map((i) => `“${Live.escaped(m.words[m.tokens[i]])}”`).join(", ")}.` : "";
       const said = `The network answers ${m.answer}, ${chance.toFixed(2)}; without a cut ${m.was}. From “${m.words[m.tokens[m.place]]}”, layer ${state.layer} looks most at “${m.words[m.tokens[m.look.indexOf(Math.max(...m.look))]]}”.${cut}${unknown}`;
