@@ -175,11 +175,13 @@
         asks: "This network trained for 4000 steps, and now 15 of 15 letters are right. How many were right after the first 600 steps?",
         choices: ["hardly any", "about half", "nearly all"],
         deed: "Now move “How long it has trained” to 600 steps, then to 850.",
-        answer(s, m, memory) {
+        answer(s, m, memory, choice) {
           if (s.model !== "induction-3" || s.from !== "none" || s.off || m.count < 10) return null;
           memory[s.step] = m.right;
           const [early, late] = [memory[1], memory[2]];
-          if (early === undefined || late === undefined) return null;
+          if (early === undefined && late === undefined) return null;
+          if (early === undefined || late === undefined)
+            return [undefined, `You bet on “${page.bet.choices[choice]}”. Now move it to ${early === undefined ? 600 : 850} steps, too.`];
           const share = early / m.count;
           return [share < 0.3 ? 0 : share < 0.7 ? 1 : 2, `After 600 steps ${early} of ${m.count} letters are right, after 850 steps ${late}.`];
         },
