@@ -64,7 +64,7 @@
   }
 
   const mean = (values) => values.reduce((a, b) => a + b) / values.length;
-  const percent = (value) => `${Math.round(100 * value)} %`.replace("-", "−");
+  const percent = (value) => `${Math.round(100 * value)}\u00a0%`.replace("-", "−");
   const key = (channel, what) => `<span class="live-key"><svg viewBox="0 0 26 8" aria-hidden="true"><path class="live-edge live-${channel}" d="M0 4h26"/></svg> ${what}</span>`;
   // Tokens and logits are bars as wide as the picture. What passes a layer runs straight up, in a
   // lane beside its parts
@@ -150,7 +150,7 @@
       const said = `${m.kept.length} of ${m.all} edges are kept, and ${percent(m.share)} of the copying with them.`;
       const numbers = [
         ["edges kept", m.kept.length, `of ${m.all}`],
-        ["copying left", percent(m.share), "all edges: 100 %; rival prompt: 0 %"],
+        ["copying left", percent(m.share), "all edges: 100\u00a0%"],
         ["with as many random edges", m.control ? percent(mean(m.control)) : "–", m.control ? `mean of ${DRAWS} draws: ${percent(Math.min(...m.control))} to ${percent(Math.max(...m.control))}` : "all are kept"],
       ];
       const cost = m.cost === null ? "" : ` Without ${words(state.edge)} ${percent(m.cost)} is left.`;
