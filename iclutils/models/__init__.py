@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         check_tokens,
         edit_weights,
         encode,
+        kind,
         load,
         local_folder,
         logits,

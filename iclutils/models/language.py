@@ -326,11 +326,20 @@ def local_folder(name: str) -> Path | None:
     return folder if name and not known and folder.is_dir() else None
 
 
+def kind(name: str) -> str:
+    """Return what a name or folder holds: ``in-context regressors``, ``solvers`` or, for anything
+    that reads tokens, ``transformer``."""
+    folder = zoo.folder(name) if zoo.has(name) else local_folder(name)
+    config = folder / "config.json" if folder else Path()
+    found = read_json(config).get("model_type") if config.is_file() else None
+    return found if found in NUMBERS else "transformer"
+
+
 def _folder(name: str, step: int | None) -> Path:
     """Return the folder that holds a model; a published one is fetched."""
     if zoo.has(name):
         folder = zoo.folder(name, step)
-        if read_json(folder / "config.json")["model_type"] in NUMBERS:
+        if kind(name) != "transformer":
             raise IclError(
                 f"{name!r} reads no tokens: load it with iclutils.models.regressors.load or "
                 "iclutils.models.lsa.load."
