@@ -86,33 +86,29 @@ def outputs_on(
 @torch.enable_grad()
 def least_harm(
     model: TransformerBridge,
-    cases: Sequence[tuple[CleanCorrupt, Sequence[Head]]],
+    task: CleanCorrupt,
+    heads: Sequence[Head],
     start: Replacement,
     steps: int,
 ) -> Replacement:
-    """Return the replacement by the constants, one vector a head for all cases, after which the
-    answer's mean -log p over the prompts of all cases is lowest: ``steps`` of Adam from ``start``
-    (one vector a head), a case at a time. A case is a task and the heads to remove in it."""
+    """Return the replacement by the constants, one vector a head, after which the answer's mean
+    -log p over the task's prompts is lowest without these heads: ``steps`` of Adam from ``start``
+    (one vector a head). Fitted to one function, the constants can tell it, as a vector that is
+    added does: compare them with those of other heads."""
     values = torch.stack([start.by_layer[layer] for layer in range(model.cfg.n_layers)]).clone()
     values.requires_grad_()  # (layer, head, d_head)
-    descent = torch.optim.Adam([values], lr=0.03)
-    lowest = [min(layer for layer, _ in heads) for _, heads in cases]
-    streams = [  # what the lowest layer reads, which no constant changes
-        activations(model, task.clean, [get_act_name("resid_pre", layer)]).popitem()[1]
-        for (task, _), layer in zip(cases, lowest, strict=True)
-    ]
-    for step in range(steps):
-        case = step % len(cases)
-        task, heads = cases[case]
-        hooks = put_heads(head_masks(model, heads, len(task)), dict(enumerate(values)))
-        with skip_layers(model, lowest[case], streams[case]):
-            every: list[Any] = [*hooks, at_positions(task.at)]
+    descent = torch.optim.Adam([values], lr=0.1)
+    lowest = min(layer for layer, _ in heads)  # what it reads, no constant changes
+    stream = activations(model, task.clean, [get_act_name("resid_pre", lowest)]).popitem()[1]
+    masks = head_masks(model, heads, len(task))
+    for _ in range(steps):
+        every: list[Any] = [*put_heads(masks, dict(enumerate(values))), at_positions(task.at)]
+        with skip_layers(model, lowest, stream):
             logits = model.run_with_hooks(task.clean, fwd_hooks=every)[:, 0]
         loss = -logits.log_softmax(-1).gather(-1, task.answer).mean()
         (values.grad,) = torch.autograd.grad(loss, [values])
         descent.step()
-    prompts = sum(len(task) for task, _ in cases)
-    words = f"the constant that hurts least, fitted on {prompts} prompts of {len(cases)} functions"
+    words = f"the constant that hurts least, fitted on {len(task)} other prompts of the function"
     return Replacement(words, dict(enumerate(values.detach())))
 
 

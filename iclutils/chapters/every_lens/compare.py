@@ -27,7 +27,7 @@ Controls = Mapping[str, Sequence[Sequence[Head]]]  # for each set, other heads f
 BOTH, EITHER = "match and read", "match or read"
 GROUPS = (BOTH, "match only", "read only")  # they share no head; together they are ``EITHER``
 OTHERS, RIVAL, ZERO = "other functions", "rival's prompt", "zero"
-OWN, LEAST = "own function", "least harm"
+OWN = "own function"
 
 
 def head_scores(
@@ -145,24 +145,9 @@ RIVALS = "the same prompt with the rival's answers"
 CONTROLLED = (OTHERS, RIVAL)
 COMPARED: dict[str, tuple[str, ...]] = {  # the sets of each way
     OTHERS: (*GROUPS, "match, not vector", "vector, not match", EITHER),
-    LEAST: (BOTH, "match only", EITHER),
     **dict.fromkeys((OWN, RIVAL, ZERO), (BOTH,)),
 }
 LIVE = {"resampled": RIVAL, "averaged": OTHERS}  # the ways of live figure 7
-
-
-def fit_constants(
-    model: TransformerBridge,
-    by_case: Mapping[str, Question],
-    sets: Mapping[str, Mapping[str, Heads]],
-    start: Replacement,
-    steps: int,
-) -> Replacement:
-    """Return the constants that hurt least when the heads that match or read are removed, fitted on
-    the prompts on which the heads were chosen."""
-    width = model.cfg.n_heads
-    heads = {c: [divmod(i, width) for i in sorted(some[EITHER])] for c, some in sets.items()}
-    return removal.least_harm(model, [(by_case[c].task, heads[c]) for c in sets], start, steps)
 
 
 def add_at_target(

@@ -6,7 +6,6 @@ import torch
 from iclutils import models
 from iclutils.chapters.every_lens import compare, lens_scores
 from iclutils.chapters.every_lens.question import of_prompts
-from iclutils.interp import removal
 from iclutils.models import get_act_name
 from iclutils.tasks import topics
 
@@ -87,14 +86,6 @@ def test_controls_hold_no_head_of_the_lists_that_are_compared(net):
             others = {layer * width + head for layer, head in drawn}
             assert len(drawn) == len(others) == len(sets[name])
             assert not others & lists
-
-
-def test_constants_are_fitted_for_all_cases_at_once(net, here):
-    sets = {"one": {compare.EITHER: frozenset({5})}, "two": {compare.EITHER: frozenset({6, 9})}}
-    start = removal.mean_over([removal.head_means(net, here.task.clean)], "all")
-    least = compare.fit_constants(net, {"one": here, "two": here}, sets, start, 2)
-    moved = [layer for layer in range(4) if (least.by_layer[layer] != start.by_layer[layer]).any()]
-    assert moved == [1, 2]
 
 
 def test_common_shares_are_those_of_pairs():
