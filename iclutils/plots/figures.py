@@ -250,6 +250,7 @@ def dot_pairs(
     figure, (ax,) = canvas(width=4.2, height=1.4 + 0.3 * len(rows))
     edges = [*colours.values()]
     fills = [*edges[:2], *["white"] * len(edges[2:])]
+    lowest = rows[order[-1]][-1] + 0.03 * high, len(rows) - 1
     for y, row in enumerate(map(rows.__getitem__, order)):
         ax.plot(row, [y] * len(row), color=GREY, lw=1, zorder=1)
         inside, around = (x[: len(row)][::-1] for x in (fills, edges))
