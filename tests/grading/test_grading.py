@@ -203,7 +203,6 @@ def test_where_nothing_confines_grading_stops_and_says_what_helps(graded, monkey
 
 # Docker as far as it is used; what is to run in a container runs here.
 DOCKER = """\
-#!{python}
 import os, sys
 print(*sys.argv[1:-2], file=open({log!r}, "a"))  # without the worker
 if sys.argv[1] == "build":
@@ -222,8 +221,9 @@ OPTIONS = (
 
 
 def test_docker_is_asked_for_bounds(bounded, tmp_path, monkeypatch):
-    program, log = tmp_path / "docker", tmp_path / "log"
-    program.write_text(DOCKER.format(python=sys.executable, log=str(log), root=str(ROOT)))
+    program, stub, log = (tmp_path / name for name in ("docker", "stub.py", "log"))
+    stub.write_text(DOCKER.format(log=str(log), root=str(ROOT)))
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{stub}" "$@"\n')
     program.chmod(0o755)
     monkeypatch.setattr(confine.shutil, "which", lambda n: str(program) if n == "docker" else None)
     monkeypatch.setattr(confine.importlib.util, "find_spec", lambda name: None)
