@@ -9,7 +9,7 @@ Heads lose their output (``z``, before ``W_O``) at every position. What may stan
   what they have in common, and that is the function (a task vector, chapter 05).
 - ``outputs_on`` another prompt: not only takes evidence away, but adds that of the other prompt.
 - ``least_harm``: the constant that hurts least (Li and Janson 2024, *optimal ablation*): what is
-  lost with it can't be due to a badly chosen replacement.
+  lost with it can't be due to a badly chosen replacement. Fitted to one function it may gain.
 
 For one model and one set of heads inside a lesson, ``hooks.ablate_heads`` is shorter.
 """
@@ -93,8 +93,8 @@ def least_harm(
 ) -> Replacement:
     """Return the replacement by the constants, one vector a head, after which the answer's mean
     -log p over the task's prompts is lowest without these heads: ``steps`` of Adam from ``start``
-    (one vector a head). Fitted to one function, the constants can tell it, as a vector that is
-    added does: compare them with those of other heads."""
+    (one vector a head), so an upper bound. Fitted to one function, they may tell it, as a vector
+    that is added does: compare them with those of other heads."""
     values = torch.stack([start.by_layer[layer] for layer in range(model.cfg.n_layers)]).clone()
     values.requires_grad_()  # (layer, head, d_head)
     descent = torch.optim.Adam([values], lr=0.1)
