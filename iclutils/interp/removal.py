@@ -95,6 +95,8 @@ def least_harm(
     -log p over the task's prompts is lowest without these heads: ``steps`` of Adam from ``start``
     (one vector a head), so an upper bound. Fitted to one function, they may tell it, as a vector
     that is added does: compare them with those of other heads."""
+    if not heads:
+        return start
     values = torch.stack([start.by_layer[layer] for layer in range(model.cfg.n_layers)]).clone()
     values.requires_grad_()  # (layer, head, d_head)
     descent = torch.optim.Adam([values], lr=0.1)

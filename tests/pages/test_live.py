@@ -572,7 +572,7 @@ def test_an_edge_that_is_touched_says_what_it_costs(reader):
     told = cost.inner_text()
     after(tab, do, tab, "Cut as well", "1")
     left = tab.locator(".live-numbers b").nth(1).inner_text()
-    assert f" {left} of the copying is left, not 100 %." in told
+    assert f" {left} of the copying is left, not 100\xa0%." in told
     assert cost.count() == 0, "it is no longer there to be cut"
 
 
