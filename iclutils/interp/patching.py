@@ -199,6 +199,13 @@ def mlp_position_sweep(
     """Measure the nats of log p lost when an MLP's output at a position becomes its source's, for
     every layer and each position alone, in one sequence. ``scored``: increasing entries (entry i
     predicts token i + 1). Xiang 2024 patches L .. 2L-1 from L before them."""
+    places = torch.cat([positions, sources, scored + 1])
+    inside = bool(((places >= 0) & (places < tokens.shape[1])).all()) and int(scored.min()) >= 0
+    if len(tokens) != 1 or len(positions) != len(sources) or not inside:
+        raise IclError(
+            "Need one sequence, one source per position, both inside it, and entries that predict "
+            "one of its tokens."
+        )
     run = CleanRun(model, CleanCorrupt(tokens, tokens, scored[None], tokens[:, scored + 1]))
     names = [get_act_name("mlp_out", layer) for layer in range(model.cfg.n_layers)]
     cache = activations(model, tokens, names)  # a source may lie after the last scored entry

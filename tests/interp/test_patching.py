@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import tokens
 
+from iclutils.errors import IclError
 from iclutils.interp import patching
 from iclutils.interp.hooks import activations, run_with_hooks
 from iclutils.interp.readout import log_prob
@@ -56,3 +57,12 @@ def test_the_position_sweep_equals_the_loop(gpt2, neox, data, length, rows):
         reached = scored == positions[:, None]  # after the last layer, one entry
         assert got[:, scored < positions[:, None]].abs().sum() < 1e-4, "no patch reaches back"
         assert got[-1][~reached].abs().sum() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("positions", "sources"), [([-1], [2]), ([5], [2]), ([1], [-2]), ([1, 2], [3])]
+)
+def test_a_sweep_of_places_that_no_sequence_has_is_refused(gpt2, positions, sources):
+    places = torch.tensor(positions), torch.tensor(sources)
+    with pytest.raises(IclError, match="one source per position"):
+        patching.mlp_position_sweep(gpt2, tokens(1, 5), *places, torch.tensor([3]))

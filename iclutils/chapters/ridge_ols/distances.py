@@ -155,5 +155,11 @@ def nearer_by(
 
 
 def _squares(first: Tensor, second: Tensor, dim: int) -> Tensor:
-    """Return (first - second)² / dim."""
-    return (first.double() - second.double()).square() / dim
+    """Return (first - second)² / dim, which broadcasting would also give of other contexts."""
+    if first.shape[-2:] != second.shape[-2:]:
+        shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
+        raise IclError(f"Need predictions or weights for the same contexts; got {shapes}.")
+    squares = (first.double() - second.double()).square() / dim
+    if not bool(squares.isfinite().all()):
+        raise IclError("A prediction or weight is NaN or infinite; leave such contexts out.")
+    return squares

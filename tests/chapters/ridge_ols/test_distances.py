@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from iclutils.chapters.ridge_ols import distances
 from iclutils.chapters.ridge_ols.algorithms import gd, knn, ols, ridge
+from iclutils.errors import IclError
 from iclutils.tasks.regression import Contexts, Task, sample
 
 
@@ -85,3 +86,12 @@ def test_the_nearest_baseline():
     assert alone.winners == ["1.0"]
     expected = distances.squared_distance(networks[1], known["4.0"], 5, slice(3, 8)).mean(-1)
     assert_close(alone.distances[3], expected)
+
+
+def test_predictions_for_other_contexts_or_without_a_value_are_refused():
+    first = normal(2, 25, 9, seed=1)
+    for other in (first[0, :1], first[0, :, :1]):  # tensors that broadcast
+        with pytest.raises(IclError, match="the same contexts"):
+            distances.spd(first, other, 5)
+    with pytest.raises(IclError, match="NaN or infinite"):
+        distances.squared_distance(first, first[0] / 0, 5)
