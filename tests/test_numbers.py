@@ -8,7 +8,9 @@ import math
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.stats import spearmanr
 
 from iclutils import claims
 from tools.accept import is_close
@@ -33,7 +35,7 @@ def differences(column, fresh, committed, whole=False):
         if all(each.null for each in pairs[0]):
             pairs.append(tuple(claims.null_of(each, {}) for each in pairs[0]))
         for one, other in pairs:
-            if not is_close(one.value, other.value) or one.verdict != other.verdict:
+            if not is_close(one.value, other.value, claim.step) or one.verdict != other.verdict:
                 a, b = (math.nan if x.value is None else x.value for x in (one, other))
                 yield f"{name}: {b:.6g} ({other.verdict}) is committed, {a:.6g} ({one.verdict}) now"
 
@@ -65,3 +67,21 @@ def can_change(name, result):
     """Whether a value a thousandth larger, and 0, are values that the measure can give."""
     low, high = claims.find(name).range
     return low <= 0 and low <= result.value * 1.001 <= high
+
+
+def test_one_swap_of_ranks_is_rounding_and_two_are_a_change(tmp_path):
+    name, path = "06.estimate_ranks", ROOT / "book/results/real/06.json"
+    results = claims.read_file(path)
+    ranks = np.arange(30.0)
+    swapped = ranks.copy()
+    swapped[[0, 1]] = swapped[[1, 0]]
+    largest = max(
+        abs(spearmanr(ranks, order).statistic - spearmanr(swapped, order).statistic)
+        for order in (np.roll(ranks, shift) for shift in range(30))
+    )
+    fresh = tmp_path / "now/real/06.json"
+    fresh.parent.mkdir(parents=True)
+    for count in (1, 2):
+        value = results[name].value - count * largest / 6
+        claims.write_file(fresh, results | {name: claims.replace(results[name], value=value)})
+        assert len(list(differences("real", tmp_path / "now", ROOT / "book/results"))) == count - 1

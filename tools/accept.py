@@ -69,10 +69,13 @@ def take_results(committed: Path, fresh: Path) -> None:
     claims.write_file(committed, before | now)
 
 
-def is_close(one: Any, other: Any) -> bool:
-    """Whether two measurements are equal but for rounding, in every number that they hold."""
+def is_close(one: Any, other: Any, step: float = 0.0) -> bool:
+    """Whether two measurements are equal but for rounding, in every number that they hold.
+
+    ``step`` is how far rounding can move a number that jumps, as the ledger says.
+    """
     if isinstance(one, int | float) and isinstance(other, int | float):
-        return math.isclose(one, other, rel_tol=ROUNDING, abs_tol=ROUNDING)
+        return math.isclose(one, other, rel_tol=ROUNDING, abs_tol=max(ROUNDING, step))
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(is_close(one[k], other[k]) for k in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):

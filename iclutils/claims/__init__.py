@@ -57,6 +57,7 @@ class Claim:
     published: float | int | str | None = None  # the source's value of the same quantity
     published_of: str = ""  # of what, where its models or texts are unlike ours
     range: tuple[float, float] = (-math.inf, math.inf)  # values that the measure can take
+    step: float = 0.0  # how far rounding can move a measure that jumps, such as one of ranks
 
     @property
     def chapter(self) -> str:
