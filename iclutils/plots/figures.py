@@ -239,7 +239,7 @@ def dot_pairs(
     colours: Mapping[str, str],
     finding: str,
     xlabel: str,
-    high: float = 1,
+    high: float | int = 1,
     last: Collection[str] = (),
     told: str = "",
 ) -> Figure:
