@@ -6,7 +6,7 @@ MISTAKES = {
         """def edge_counts(label_positions, target):
     into = sum(label_positions)
     return [into, len(label_positions), target**2 - into]""",
-        "is not the number of the others",
+        "is not the number of rest",
     ),
     "03-ex-pair": (
         "ridge_slope = lambda x, y, penalty: y / (x + penalty)",
