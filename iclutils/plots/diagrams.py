@@ -132,6 +132,8 @@ def descent_step(
     data.axline((0, 0), slope=0, color=GREY, lw=1, ls="--")
     data.axline((0, 0), slope=after, color=BLUE, lw=2)
     data.plot(x, y, "o", color="black", ms=5)
+    for number, spot in enumerate(zip(x.tolist(), y.tolist(), strict=True), 1):
+        data.annotate(str(number), spot, (-11, -3), textcoords="offset points", size=8)
     data.plot(query, after * query, "o", color=ORANGE, ms=8)
     high = 1.25 * max(float(y.abs().max()), abs(after * query))
     data.set(xlim=(-reach, reach), ylim=(-high, high), xlabel="x", ylabel="y")
