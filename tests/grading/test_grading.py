@@ -78,7 +78,7 @@ def test_a_program_that_breaks_a_bound_is_stopped(bounded, code, limits, stopped
 
 @pytest.mark.parametrize(
     ("code", "said"),
-    [("import os, time\nfor _ in range(5000):\n    if not os.fork(): time.sleep(60)", "BlockingIO"),
+    [("import os, time\nfor _ in range(150):\n    if not os.fork(): time.sleep(60)", "BlockingIO"),
      ("import time; time.sleep(2); print('time of others')", "time of others"),
      ("import socket\ns = socket.create_server(('127.0.0.1', 0))\n"
       "socket.create_connection(s.getsockname(), 5); print('talks to itself')", "talks to itself"),

@@ -9,6 +9,8 @@ import functools
 import importlib.util
 import json
 import os
+import platform
+import re
 import secrets
 import shutil
 import signal
@@ -120,11 +122,14 @@ def run(where: Place, plan: dict[str, Any], limits: Limits) -> tuple[str, dict[s
 
 def _command(kind: str, program: str, name: str, limits: Limits) -> list[str]:
     """Return what starts Python in a sandbox, within the kernel's bounds. Where the grader is root,
-    a submission gets an account of its own; else tasks of the user count, too (to Linux 5.13)."""
+    a submission gets an account of its own. Else bubblewrap makes a namespace of users, in which
+    Linux counts tasks apart from 5.14 on; before, and unconfined, tasks of the user count, too."""
     root = kind == "bubblewrap" and os.getuid() == 0
     account, seconds = secrets.choice(ACCOUNTS), int(limits["seconds"])
+    linux = [*map(int, re.findall(r"\d+", platform.release()))]
+    apart = kind == "bubblewrap" and linux >= [5, 14]
     words = f"setpriv --clear-groups --regid {account} --reuid {account} " if root else ""
-    words += f"prlimit --core=0 --fsize={FILE} --nproc={TASKS if root else 20 * TASKS} "
+    words += f"prlimit --core=0 --fsize={FILE} --nproc={TASKS if root or apart else 20 * TASKS} "
     words += f"--data={int(limits['memory'] * 2**30)} --cpu={seconds}:{seconds + 1}"
     bounds = words.split() if kind != UNCONFINED or shutil.which("prlimit") else []
     if kind != "docker":
@@ -140,6 +145,7 @@ def _command(kind: str, program: str, name: str, limits: Limits) -> list[str]:
 def _bubblewrap(program: str) -> list[str]:
     """Return the command line; mounts come in order: an environment may lie below ``/tmp``."""
     words = [program, *split("--unshare-pid --unshare-net --unshare-ipc --unshare-uts")]
+    words += ["--unshare-user-try"] if os.getuid() else []
     words += split("--unshare-cgroup-try --die-with-parent --new-session --proc /proc --dev /dev")
     for disk in ("/dev/shm", "/tmp"):
         words += ["--perms", "1777", "--size", str(DISK), "--tmpfs", disk]
