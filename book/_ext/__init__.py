@@ -49,6 +49,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.connect("builder-inited", live.copy_scripts)
     app.connect("html-page-context", live.load_scripts)
     app.connect("html-page-context", _name_items)
+    app.connect("html-page-context", chapters.stay_in_part)
     app.connect("build-finished", live.write_weights)
     app.connect("build-finished", _leave_out_icons)
     if silent := app.extensions.get("sphinx_multitoc_numbering"):

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import re
 from itertools import takewhile
+from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -63,6 +64,15 @@ def count_by_page(app: Sphinx, env: BuildEnvironment) -> list[str]:
         for numbers in kinds.values():
             numbers.update({name: (*before, i) for i, name in enumerate(numbers, 1)})
     return []
+
+
+def stay_in_part(app: Sphinx, page: str, template: str, context: Any, doctree: Any) -> None:
+    """Leave out the links from the last page of a part to the first of the next, and back."""
+    firsts = {part.files()[0] for part in app.config.external_site_map.root.subtrees[1:]}
+    if page in firsts:
+        context["prev"] = None
+    if app.builder.relations.get(page, [None])[-1] in firsts:
+        context["next"] = None
 
 
 class Bets(SphinxTransform):

@@ -19,7 +19,7 @@ window.addEventListener("load", () => {
 window.addEventListener("DOMContentLoaded", () => {
   for (const image of document.querySelectorAll("article .cell_output img")) {
     const offer = () => {
-      if (image.naturalWidth < 560) return; // pixels: its type is large enough
+      if (image.naturalWidth < 480) return; // pixels: its type is large enough
       const box = image.closest("figure, .cell_output"), button = document.createElement("button");
       const show = (large) => {
         box.classList.toggle("larger", large);
@@ -36,10 +36,31 @@ window.addEventListener("DOMContentLoaded", () => {
   }
 });
 
-/* What a cell prints is wrapped, unless blanks make columns of it. */
+/* What a cell prints is wrapped, unless blanks make columns of it: then a phone fits its type to them. */
 window.addEventListener("DOMContentLoaded", () => {
-  for (const printed of document.querySelectorAll(".cell_output pre"))
+  for (const printed of document.querySelectorAll(".cell_output pre")) {
     printed.classList.toggle("wraps", !/\S {2,}\S/.test(printed.textContent));
+    printed.style.setProperty("--columns", Math.max(...printed.textContent.split("\n").map((line) => line.length)));
+  }
+});
+
+/* Code is wrapped on a phone: what a line has left stands further in than the line begins. */
+window.addEventListener("DOMContentLoaded", () => {
+  for (const code of document.querySelectorAll("article :not(.output) > .highlight pre")) {
+    code.innerHTML = code.innerHTML.trimEnd().split("\n").map((line) => `<span class="line">${line}\n</span>`).join("");
+    for (const line of code.children) line.style.setProperty("--in", Math.max(0, line.textContent.search(/\S/)));
+  }
+});
+
+/* A drawer opens as a list of its sections, each closed. */
+window.addEventListener("DOMContentLoaded", () => {
+  for (const part of document.querySelectorAll("details.drawer > section")) {
+    const fold = document.createElement("details"), head = document.createElement("summary");
+    fold.className = "printed";
+    head.append(part.querySelector("h3"));
+    fold.append(head, ...part.childNodes);
+    part.append(fold);
+  }
 });
 
 /* Paper shows no code but lessons: what introduces a cell that shows nothing else is left out. */
@@ -139,7 +160,7 @@ function openTarget() {
   const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
   if (!target) return;
   const closed = [...document.querySelectorAll("details:not([open])")].filter((details) =>
-    details.contains(target) || (details.parentElement === target && details.matches(".drawer")));
+    details.contains(target) || (details.parentElement === target && details.matches(".drawer, .drawer *")));
   for (const details of closed) details.open = true;
   const folded = target.closest(".admonition.toggle-hidden")?.querySelector("button.toggle-button");
   folded?.click();
