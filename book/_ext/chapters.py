@@ -194,7 +194,7 @@ class Minus(SphinxTransform):
 
 class Takeaways(SphinxTransform):
     """Put what a section *What we know* says into a box of its own, which waits for the bets; also
-    a cell with the tag ``waits`` and the paragraphs below it, which wait for the last bet."""
+    cells with the tag ``waits`` and the paragraphs below each, which wait for the last bet."""
 
     default_priority = 706
 
@@ -207,9 +207,15 @@ class Takeaways(SphinxTransform):
             section[1:] = [nodes.container("", *told, classes=["after-bets"]), *rest]
         cells = self.document.findall(nodes.container)
         for cell in [cell for cell in cells if "tag_waits" in cell["classes"]]:
+            if "after-bets" in cell.parent["classes"]:
+                continue  # with the cell above it
             below = cell.parent[cell.parent.index(cell) + 1 :]
-            own = takewhile(lambda node: isinstance(node, nodes.paragraph), below)
-            _gather(["after-bets", "of-last"], [cell, *own])
+            _gather(["after-bets", "of-last"], [cell, *takewhile(_waits, below)])
+
+
+def _waits(node: nodes.Element) -> bool:
+    """Return whether a node below a cell that waits does so, too."""
+    return isinstance(node, nodes.paragraph) or "tag_waits" in node.get("classes", ())
 
 
 class Drawers(SphinxTransform):

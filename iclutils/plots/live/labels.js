@@ -12,6 +12,8 @@
   const offered = (list) => list.map((word) => [word, TRAINED.includes(word) ? word : `${word} (never a label in training)`]);
   const demos = (state) => [1, 2, 3, 4].filter((i) => i !== Number(state.drop));
 
+  const others = (state) => `${demos(state).length < DEMOS ? "three" : "four"} other words`; // as many as label words
+
   // BOS text : label text : label .. query :   -> ids, places of label words, unknown words
   function prompt(state, words) {
     const id = (word) => words.indexOf(word), tokens = [id("<bos>")], at = [], starts = [], unknown = [];
@@ -90,8 +92,8 @@
     first,
     needs: () => ["anchors-3"],
     bet: {
-      asks: "We cut four words off in layer 0, the first of four: there, they cannot look at any earlier word. Which words change the answer?",
-      choices: ["Cedar, Dover, Alpha, Bravo", "eel, loom, drizzle, one colon", "both sets change it", "no set changes it"],
+      asks: "In layer 0, the first of four, we cut off the four label words, or four other words (dotted: eel, loom, drizzle, a colon). There, they cannot look at any earlier word. Which cut changes the answer?",
+      choices: ["the label words", "four other words", "both cuts change it", "no cut changes it"],
       deed: "Now press both cuts.",
       answer(s, m, memory) {
         const same = Object.keys(first).every((name) => ["cut", "show", "layer", "from"].includes(name) || s[name] === first[name]);
@@ -101,11 +103,11 @@
         const { labels, random } = memory;
         if (!labels || !random) return null;
         const [one, other] = [memory["labels changes"], memory["random changes"]];
-        return [one ? (other ? 2 : 0) : other ? 1 : 3, `The whole network answers ${m.was}. With the label words cut off it answers ${labels}, with other words cut off ${random}.`];
+        return [one ? (other ? 2 : 0) : other ? 1 : 3, `The whole network answers ${m.was}. With the label words cut off it answers ${labels}, with ${others(s)} cut off ${random}.`];
       },
     },
     fields: (state) => [
-      { kind: "radios", name: "cut", label: "Cut off from all words before them", options: [["none", "no words"], ["labels", "the label words"], ["random", "as many other words"]] },
+      { kind: "radios", name: "cut", label: "Cut off from all words before them", options: [["none", "no words"], ["labels", "the label words"], ["random", others(state)]] },
       { kind: "select", name: "l1", label: "Label of the text about fish", options: offered(LABELS) },
       ...[1, 2, 3, 4].flatMap((i) => [
         { kind: "text", more: true, name: `t${i}`, label: `Text ${i}` },
@@ -125,7 +127,8 @@
 
     draw(state, parts) {
       const m = measured(state, parts), chance = Math.max(...m.now);
-      const word = (token, i) => `<span class="${m.at.includes(i) ? (m.off.size ? "live-label" : "") : token < TOPICS.length * 8 ? "" : "live-noise"}${i === m.place ? " live-from" : ""}${m.off.has(i) ? " live-cut" : ""}" style="--look:${m.look[i].toFixed(2)}">${Live.escaped(m.words[token].replace("<bos>", "BOS"))}</span>`;
+      const few = Number(state.layers) === 1, dotted = new Set(few ? isolated(m, { cut: "random", layers: 1 })[0].places : []); // one layer has one draw
+      const word = (token, i) => `<span class="${m.at.includes(i) ? "live-label" : dotted.has(i) ? "live-other" : ""}${token < TOPICS.length * 8 || m.at.includes(i) ? "" : " live-noise"}${i === m.place ? " live-from" : ""}${m.off.has(i) ? " live-cut" : ""}" style="--look:${m.look[i].toFixed(2)}">${Live.escaped(m.words[token].replace("<bos>", "BOS"))}</span>`;
       const ends = [...m.starts.slice(1), m.query, m.tokens.length]; // of each line
       const text = ends.map((end, line) => {
         const own = m.tokens.slice(line ? ends[line - 1] : 0, end), about = Array(TOPICS.length).fill(0);
@@ -139,9 +142,10 @@
         ? `Blue: attention times the gradient of the answer’s loss in layer ${state.layer}, summed over heads, from the framed word; the largest is the strongest.`
         : `Blue: what the framed word looks at in layer ${state.layer}, on average over heads.`;
       const layers = Number(state.layers) > 1 ? `one of the first ${state.layers} layers` : "the first layer";
-      const struck = m.off.size ? ` Underlined: label words. <b>Struck through: cut off in ${layers}.</b>` : "";
+      const kinds = ` Underlined: label words.${few ? ` Dotted: ${others(state)}.` : ""}`;
+      const struck = m.off.size ? ` <b>Struck through: cut off in ${layers}.</b>` : "";
       const unknown = m.unknown.length ? ` The network does not know: ${Live.escaped(m.unknown.join(", "))}.` : "";
-      const view = `<div class="live-prompt" aria-hidden="true">${text}</div><p class="live-note">${blue}${struck} Pale: words without a topic. In brackets: what a line is about.${unknown}</p>` +
+      const view = `<div class="live-prompt" aria-hidden="true">${text}</div><p class="live-note">${blue}${kinds}${struck} Pale: words without a topic. In brackets: what a line is about.${unknown}</p>` +
         pairs("How likely each label is: without a cut (grey), and now (below it)", rows);
       const more = `<div class="live-row-of">${pairs(`${m.salient ? "Share of a layer’s saliency" : "Attention"}: text to label word (above), label words to the end (below)`, flow)}</div>`;
       const numbers = [
@@ -161,9 +165,9 @@
           (s, m) => s.l1 !== first.l1 && s.cut === "none" && m.answer !== s.l1 && demos(s).length === DEMOS && !TRAINED.includes(s.l1),
         ],
         found: (s, m) => `the answer follows to a label that the network knows from training (${TRAINED.join(", ")}): it takes the label from the prompt. To a word that was never a label it does not follow: with ${s.l1} the answer is ${m.answer} (${Math.max(...m.now).toFixed(2)}).` },
-      { text: "Cut the label words off in one layer, so that the answer changes. Then cut as many other words: does it change back?",
+      { text: "Cut the label words off in one layer, so that the answer changes. Then cut off four other words: does it change back?",
         seen: [(s, m) => s.cut === "labels" && Number(s.layers) === 1 && m.answer !== m.was, (s, m) => s.cut === "random" && Number(s.layers) === 1 && m.answer === m.was],
-        found: (s, m) => `cut off in one layer, the label words give another answer than ${m.was}; as many other words do not change it.` },
+        found: (s, m) => `cut off in one layer, the label words give another answer than ${m.was}; ${others(s)} do not change it.` },
       { text: "Leave out the text about fish. Where does the answer come from now?",
         seen: [(s, m) => s.cut === "none" && Number(s.drop) === 1 && m.answer !== "Cedar"],
         found: (s, m) => `the answer is ${m.answer} (${Math.max(...m.now).toFixed(2)}), the label of text ${[2, 3, 4].find((i) => s[`l${i}`] === m.answer)}: “${s[`t${[2, 3, 4].find((i) => s[`l${i}`] === m.answer)}`]}”.` },
