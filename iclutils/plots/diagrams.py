@@ -5,6 +5,7 @@ up or gathered, orange what is copied or answered, grey the rest.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from textwrap import fill
 from typing import Any
 
@@ -160,36 +161,42 @@ def dual_head(
     groups: Mapping[str, Sequence[int]],
     unit: str,
 ) -> Figure:
-    """Draw a head as a kernel smoother and as its dual model (Ren & Liu 2024): above, the
-    ``attention`` that the query gives to each token, with a bracket over each group but the first;
-    below, the mean of ``values`` that it makes, the first group as start, each other as a step."""
+    """Draw a head as a kernel smoother and as its dual model (Ren & Liu 2024), a row for each group
+    of tokens: left, the ``attention`` that the query gives to each token of the group; right, the
+    mean of ``values`` that it makes, the first group as start, each other as a step."""
     parts = [float((attention * values)[list(at)].sum()) for at in groups.values()]
     colours = [GREY] + [BLUE] * (len(parts) - 1)
-    heights, tall = [1.2, 0.25 + 0.16 * len(parts)], 3.0 + 0.2 * len(parts)
-    figure, (above, below) = canvas(1, 7.0, tall, rows=2, height_ratios=heights)
-    for at, colour in zip(groups.values(), colours, strict=True):
-        above.bar(list(at), attention[list(at)].tolist(), color=colour)
-    high = 1.08 * float(attention.max())
-    for name, at in list(groups.items())[1:]:
-        low, end = min(at) - 0.4, max(at) + 0.4
-        above.plot([low, low, end, end], [0.97 * high, high, high, 0.97 * high], color=GREY, lw=1)
-        above.text((low + end) / 2, 1.03 * high, name, ha="center", va="bottom", size=8)
-    above.set_xticks(range(len(tokens)), tokens, rotation=90, size=8)
-    above.set(ylabel="attention", xlim=(-0.7, len(tokens) - 0.3), ylim=(0, 1.2 * high))
-    above.set_title("attention: a weight for each token", loc="left")
+    figure, (looks, adds) = canvas(
+        2, 5.2, 1.3 + 0.37 * len(parts), width_ratios=[1.6, 1], sharey=True
+    )
+    bars = 8 * attention / attention.max()  # in letters, as the widths of columns
+    said = [f" {weight:.2f}" if weight > 0.05 else "" for weight in attention.tolist()]
+    place = 0.0
+    for column in zip_longest(*groups.values()):
+        rows = [(row, i, tokens[i].strip(" ")) for row, i in enumerate(column) if i is not None]
+        for row, i, token in rows:
+            looks.text(place, row - 0.17, token, va="center", size=8)
+            looks.barh(row + 0.2, float(bars[i]), 0.24, left=place, color=colours[row])
+            looks.text(place + float(bars[i]), row + 0.2, said[i], va="center", size=8)
+        place += 2 + max(max(len(token), float(bars[i]) + len(said[i])) for _, i, token in rows)
+    looks.set(xlim=(-0.2, place - 1), xticks=[], title="attention to each token")
     end = 0.0
-    for i, (part, colour) in enumerate(zip(parts, colours, strict=True)):
-        below.barh(i, part, left=end, color=colour)
+    for row, (part, colour) in enumerate(zip(parts, colours, strict=True)):
+        adds.barh(row, part, 0.6, left=end, color=colour)
         end += part
         right = max(end, end - part)
-        below.text(right + 0.01, i, f"{part:+.2f}".replace("-", "−"), va="center", size=8)
-        below.plot([end] * 2, [i, i + 1], color=GREY, lw=0.8)
-    below.barh(len(parts), end, color=ORANGE)
-    below.set_yticks(range(len(parts) + 1), [*groups, "output"], size=9)
-    below.axvline(0, color="black", lw=0.8)
-    below.invert_yaxis()
-    below.set(xlabel=unit)
-    below.set_title("output: a start, and an update for each example", loc="left")
+        adds.text(right + 0.02, row, f"{part:+.2f}".replace("-", "−"), va="center", size=8)
+        adds.plot([end] * 2, [row, row + 1], color=GREY, lw=0.8)
+    adds.barh(len(parts), end, 0.6, color=ORANGE)
+    adds.axvline(0, color="black", lw=0.8)
+    adds.set(xlabel=unit, xlim=(min(0.0, *parts) - 0.02, 1.2 * end), title="what each row adds")
+    looks.set_yticks(range(len(parts) + 1), [*groups, "output"])
+    looks.set_ylim(len(parts) + 0.5, -0.5)
+    for axes in (looks, adds):
+        axes.tick_params(axis="y", length=0)
+        axes.title.set_size(9)
+    for side in ("left", "bottom"):
+        looks.spines[side].set_visible(False)
     return figure
 
 

@@ -134,7 +134,8 @@ def _map(
         axes.set_yticks(range(len(rows)), rows)
     if len(columns):
         ha = "right" if 0 < turn < 90 else "center"
-        axes.set_xticks(range(len(columns)), columns, rotation=turn, ha=ha)
+        named = [i for i, name in enumerate(columns) if name]  # an empty column has no tick
+        axes.set_xticks(named, [columns[i] for i in named], rotation=turn, ha=ha)
     for row, line in enumerate(values.tolist() if digits is not None else ()):
         for column, value in enumerate(line):
             if not math.isnan(value):
