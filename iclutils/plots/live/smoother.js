@@ -26,22 +26,50 @@
   }
 
   const px = (x) => ((x + EDGE) / (2 * EDGE)) * SIZE, py = (y) => SIZE - px(y);
+  // A path, and places along it, some four units apart
+  const path = (stops) => `M${stops.map((stop) => stop.map((x) => x.toFixed(1)).join(" ")).join("L")}`;
+  const along = (stops) => stops.slice(1).flatMap(([x, y], i) => {
+    const [u, v] = stops[i], count = Math.ceil(Math.hypot(x - u, y - v) / 4);
+    return Array.from({ length: count + 1 }, (_, k) => [u + ((x - u) * k) / count, v + ((y - v) * k) / count]);
+  });
+  const CROSS = [[[SIZE / 2, 0], [SIZE / 2, SIZE]], [[0, SIZE / 2], [SIZE, SIZE / 2]]];
+
+  // Where labels stand: beside their discs, where they cover the fewest labels, points, lines and discs
+  function beside(discs, lines, notes) {
+    const inked = [...CROSS, ...lines].flatMap(along), taken = notes.map(([u, v]) => ({ u, v, w: 10 }));
+    const within = (low, high) => (x) => Math.max(low, Math.min(high, x));
+    for (const { x, y, r, text } of discs) {
+      const w = 3.5 * text.length, h = 8; // half a label
+      const places = [[1, 0], [-1, 0], [0, -1], [0, 1], [1, -1], [-1, -1], [1, 1], [-1, 1]].map(([across, down]) => {
+        const out = across && down ? 0.71 * Math.max(r, 7) : Math.max(r, 7) + 3;
+        return [within(w, SIZE - w)(x + across * (out + w)), within(h, SIZE - h)(y + down * (out + h))];
+      });
+      const cost = ([u, v]) => {
+        const gap = (other) => Math.hypot(Math.max(0, Math.abs(other.x - u) - w), Math.max(0, Math.abs(other.y - v) - h));
+        return 50 * taken.filter((other) => Math.abs(other.u - u) < w + other.w && Math.abs(other.v - v) < 2 * h).length +
+          discs.reduce((sum, other) => sum + 30 * (gap(other) < 7) + 5 * (gap(other) < other.r), 0) +
+          2 * inked.filter(([s, t]) => Math.abs(s - u) < w && Math.abs(t - v) < h).length;
+      };
+      const costs = places.map(cost), [u, v] = places[costs.indexOf(Math.min(...costs))];
+      taken.push({ u, v, w });
+    }
+    return taken.slice(notes.length);
+  }
+
   // A plane of keys or values: a point each, in a disc as large as its share of the attention. The
   // last token lies below the others, and yields to them: a key on the query can be dragged away.
-  function plane(kind, title, said, points, m, state, below) {
-    const at = (i) => [px(points[2 * i]), py(points[2 * i + 1])], radius = (i) => 40 * Math.sqrt(m.weights[i]);
-    const meets = (i) => i !== DEMOS && Math.hypot(at(i)[0] - at(DEMOS)[0], at(i)[1] - at(DEMOS)[1]) < 30;
-    const marks = [DEMOS, 0, 1, 2, 3].map((i) => {
-      const [x, y] = at(i).map((value) => value.toFixed(1)), own = i === DEMOS, name = !own ? i + 1 : kind === "k" ? "query" : "last";
-      const apart = own ? [0, 1, 2, 3].some(meets) : meets(i); // then both labels stand outside their discs
-      const up = !own && (apart || points[2 * i + 1] > 0), away = apart ? Math.max(7, radius(i)) : 7;
-      const middle = Math.max(38, Math.min(SIZE - 38, Number(x)));
-      return `<g data-drag="${kind}${i + 1}"${own ? " data-yields" : ""}><circle class="live-${own ? "c" : "a"}" opacity="0.25" cx="${x}" cy="${y}" r="${radius(i).toFixed(1)}"/>` +
-        `<circle class="live-grip" cx="${x}" cy="${y}" r="22"/><circle class="live-dot${state.point === i + 1 ? " live-chosen" : ""}" cx="${x}" cy="${y}" r="6"/>` +
-        `<text x="${middle}" y="${(up ? Math.max(12, Number(y) - away - 4) : Math.min(SIZE - 4, Number(y) + away + 14)).toFixed(1)}" text-anchor="middle">${name}: ${Math.round(100 * m.weights[i])} %</text></g>`;
+  function plane(kind, title, said, points, m, state, lines, notes, below) {
+    const discs = [DEMOS, 0, 1, 2, 3].map((i) => ({ i, x: px(points[2 * i]), y: py(points[2 * i + 1]), r: 40 * Math.sqrt(m.weights[i]),
+      text: `${i !== DEMOS ? i + 1 : kind === "k" ? "query" : "last"}: ${Math.round(100 * m.weights[i])} %` }));
+    const labels = beside(discs, lines, notes);
+    const marks = discs.map(({ i, x, y, r, text }, k) => {
+      const own = i === DEMOS, at = `cx="${x.toFixed(1)}" cy="${y.toFixed(1)}"`;
+      return `<g data-drag="${kind}${i + 1}"${own ? " data-yields" : ""}><circle class="live-${own ? "c" : "a"}" opacity="0.25" ${at} r="${r.toFixed(1)}"/>` +
+        `<circle class="live-grip" ${at} r="22"/><circle class="live-dot${state.point === i + 1 ? " live-chosen" : ""}" ${at} r="6"/>` +
+        `<text x="${labels[k].u.toFixed(1)}" y="${(labels[k].v + 4.5).toFixed(1)}" text-anchor="middle">${text}</text></g>`;
     }).join("");
     return `<div><p class="live-head">${title}</p><svg data-plane="" viewBox="0 0 ${SIZE} ${SIZE}" role="img" aria-label="${said}"><rect class="live-ground" width="${SIZE}" height="${SIZE}"/>` +
-      `<path class="live-axis" d="M${SIZE / 2} 0v${SIZE}M0 ${SIZE / 2}h${SIZE}"/>${below}${marks}</svg></div>`;
+      `<path class="live-axis" d="${CROSS.map(path).join("")}"/>${below}${marks}</svg></div>`;
   }
 
   Live.figure("smoother", {
@@ -84,27 +112,28 @@
     },
 
     draw(state) {
-      const m = measured(state), stops = Array.from({ length: OWN }, (_, i) => [px(m.answers[2 * i]).toFixed(1), py(m.answers[2 * i + 1]).toFixed(1)]);
+      const m = measured(state), stops = Array.from({ length: OWN }, (_, i) => [px(m.answers[2 * i]), py(m.answers[2 * i + 1])]);
       const [[x0, y0], [x1, y1]] = [stops[0], stops[DEMOS]];
-      const [qx, qy] = [px(m.keys[2 * DEMOS]), py(m.keys[2 * DEMOS + 1])];
-      const arrow = `<path class="live-line live-c" style="stroke-dasharray: none" d="M${SIZE / 2} ${SIZE / 2}L${qx.toFixed(1)} ${qy.toFixed(1)}"/>`;
-      // Around what example i + 1 adds, where there is room: clear of the line's stops and other labels
-      const taken = stops.map((stop) => stop.map(Number));
+      const query = [[SIZE / 2, SIZE / 2], [px(m.keys[2 * DEMOS]), py(m.keys[2 * DEMOS + 1])]];
+      const arrow = `<path class="live-line live-c" style="stroke-dasharray: none" d="${path(query)}"/>`;
+      // Once a point has been moved: around what example i + 1 adds, where there is room, clear of the line's stops and other labels
+      const moved = Object.keys(first).some((name) => /^[abcd]/.test(name) && state[name] !== first[name]);
+      const taken = [...stops];
       const places = [[90, 13], [-90, 13], ...[90, -90, 135, -135, 45, -45, 180, 0].flatMap((turn) => [20, 26].map((far) => [turn, far]))];
-      const added = stops.slice(1).map((stop, i) => {
-        const [a, b] = [stops[i], stop].map((place) => place.map(Number)), ahead = Math.atan2(b[1] - a[1], b[0] - a[0]);
+      const added = (moved ? stops.slice(1) : []).map((b, i) => {
+        const a = stops[i], ahead = Math.atan2(b[1] - a[1], b[0] - a[0]);
         const around = ([turn, far]) => [Math.cos, Math.sin].map((of, k) => (a[k] + b[k]) / 2 + far * of(ahead + (turn * Math.PI) / 180));
         const place = places.map(around).find(([x, y]) => taken.every(([u, v]) => Math.abs(u - x) > 17 || Math.abs(v - y) > 13));
         if (!place) return "";
         taken.push(place);
         return `<text class="live-added" x="${place[0].toFixed(1)}" y="${(place[1] + 4).toFixed(1)}" text-anchor="middle">+${i + 1}</text>`;
       }).join("");
-      const path = `<path class="live-line live-b" style="stroke-dasharray: none" d="M${stops.map((stop) => stop.join(" ")).join("L")}"/>` +
-        `<rect class="live-c" x="${x0 - 5}" y="${y0 - 5}" width="10" height="10"/><path class="live-b" d="M${x1} ${y1 - 8}l8 8l-8 8l-8 -8z"/>${added}`;
+      const sums = `<path class="live-line live-b" style="stroke-dasharray: none" d="${path(stops)}"/>` +
+        `<rect class="live-c" x="${(x0 - 5).toFixed(1)}" y="${(y0 - 5).toFixed(1)}" width="10" height="10"/><path class="live-b" d="M${x1.toFixed(1)} ${(y1 - 8).toFixed(1)}l8 8l-8 8l-8 -8z"/>${added}`;
       const shares = m.weights.map((w, i) => `${i === DEMOS ? "the last token" : `example ${i + 1}`} ${Math.round(100 * w)} percent`).join(", ");
       const said = `The query looks at ${shares}. The examples move the output from ${pair(m.start)} to ${pair(m.end)}.`;
-      const view = `<div class="live-row-of">${plane("k", "Keys: where the query looks", `The keys. ${said}`, m.keys, m, state, arrow)}${plane("v", "Values: what is added up", `The values. ${said}`, m.values, m, state, path)}</div>` +
-        `<p class="live-note">A disc is as large as a token's share of the attention. Green: the last token, which asks. The arrow is its query; to keep the picture simple, its key is at the tip. Among the values, the square is what the last token adds, and the diamond is the head's output. The line between them adds what example 1 adds (+1), then example 2 (+2), and so on.</p>`;
+      const view = `<div class="live-row-of">${plane("k", "Keys: where the query looks", `The keys. ${said}`, m.keys, m, state, [query], [], arrow)}${plane("v", "Values: what is added up", `The values. ${said}`, m.values, m, state, [stops], taken.slice(OWN), sums)}</div>` +
+        `<p class="live-note">A disc is as large as a token's share of the attention. Green: the last token, which asks. The arrow is its query; to keep the picture simple, its key is at the tip. Among the values, the square is what the last token adds, and the diamond is the head's output. On the line between them, the examples add their parts, one after the other.</p>`;
       const numbers = [
         ["what the last token adds", pair(m.start), "square"],
         ["how far the examples move the output", m.length.toFixed(2), "straight from square to diamond"],
