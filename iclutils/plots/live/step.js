@@ -44,7 +44,7 @@
       .map((v) => `<circle class="live-grey" cx="${across(v)}" cy="${up(v)}" r="3.5"/>`).join("");
     return `<svg class="live-wide" viewBox="0 0 390 116" role="img" aria-label="Ten points on a rising line, the place of the query, and the line of a gradient step, with ${slope.toFixed(2)} of its slope.">` +
       `${line(0, "live-axis")}${line(1, "live-axis")}${line(slope, "live-line live-b")}${pairs}` +
-      `<path class="live-axis" stroke-dasharray="3 3" d="M${across(ask)} ${up(ask)}V${up(0)}"/><rect class="live-b" x="${across(ask) - 5}" y="${(up(slope * ask) - 5).toFixed(1)}" width="10" height="10"/>` +
+      `<path class="live-axis" stroke-dasharray="3 3" d="M${across(ask)} ${up(ask)}V${up(0)}"/><circle class="live-b" cx="${across(ask)}" cy="${up(slope * ask).toFixed(1)}" r="5"/>` +
       `<text x="61" y="32">ten pairs (x, y)</text><text x="${across(ask)}" y="${up(0) + 16}" text-anchor="middle">x without y</text></svg>`;
   }
   Live.figure("step", {
@@ -57,7 +57,7 @@
       choices: ["down along the curve", "off the curve, above it", "off the curve, below it"],
       deed: "Now move “How long it has trained” to the end, point by point.",
       answer: (s, m) => (Number(s.at) === 9
-        ? [m.above > 0.05 ? 1 : 0, `After ${m.highest.step} training steps the layer is ${m.above.toFixed(2)} above the curve. It answers worse than a gradient step of its rate, for its weights still mix the coordinates of x. In the end it is back on the curve, near the lowest point.`] : null),
+        ? [m.above > 0.05 ? 1 : 0, `After ${m.highest.step} training steps the layer is ${m.above.toFixed(2)} above the curve. It answers worse than a gradient step of its rate, for its weights still mix the coordinates of x. In the end it is back on the curve, near the lowest point. (Even the best step goes only half the way: ten points are few for ten numbers in x, and a longer step often overshoots.)`] : null),
     },
     fields: () => [
       { kind: "range", name: "at", label: "How long it has trained", min: 0, max: 9, said: (i) => `${[0, 30, 40, 45, 50, 55, 60, 80, 100, 3000][i]} training steps` },
@@ -73,12 +73,11 @@
       const moved = Number(state.rate) > 0, same = lossOf(layer.rate); // of a step with the layer's rate
       const said = `The layer after ${nets[state.at].step} training steps acts like rate ${rounded(layer.rate)} and has loss ${layer.loss.toFixed(3)}; a gradient step of that rate has ${same.toFixed(3)}.${moved ? ` Your step at rate ${Number(state.rate).toFixed(1)} has loss ${mine.toFixed(3)}.` : ""}`;
       const view = `<p class="live-head">The task: which y belongs to the last x?</p>${task(layer.rate)}` +
-        `<p class="live-note">Dashed: where one gradient step at the layer's rate turns the flat line (on average, and drawn for one number in x instead of ten). The best step goes only half the way: ten points are few for ten numbers in x, and a longer step often overshoots. Square: its answer.</p>` +
         `<p class="live-head">How wrong is one gradient step, and how wrong is the layer?</p><svg class="live-wide" viewBox="0 0 390 ${top + height + 40}" role="img" aria-label="${said}">` +
         `<path class="live-axis" d="M${left} ${top}v${height}h${width}"/>${ticks}<text x="${left + width / 2}" y="${top + height + 36}" text-anchor="middle">length of the gradient step (its rate)</text><text x="${left + 6}" y="${top + 12}">how wrong (loss)</text>` +
         `<path class="live-line live-a" d="${curve}"/>${trail}` +
         `${moved ? `<circle class="live-a" cx="${x(state.rate)}" cy="${y(mine)}" r="7"/>` : ""}<rect class="live-b" x="${(x(layer.rate) - 6).toFixed(1)}" y="${(y(layer.loss) - 6).toFixed(1)}" width="12" height="12"/></svg>` +
-        `<p class="live-note">Curve: one gradient step. Square: the layer, at the rate that its weights have. Grey: the layer earlier in training.${moved ? " Disc: your step." : ""}</p>`;
+        `<p class="live-note">Curve: one gradient step. Square: the layer, at the rate that its weights have. Grey: the layer earlier in training. Dashed, above: where one step of this rate turns the flat line, and its answer (on average, drawn for one number in x instead of ten).${moved ? " Disc: your step." : ""}</p>`;
       const numbers = [
         ["loss of the layer", layer.loss.toFixed(3), `at rate ${rounded(layer.rate)}; half the mean squared error, on ${CONTEXTS} prompts`],
         ["loss of a gradient step at this rate", same.toFixed(3), "on the curve"],
