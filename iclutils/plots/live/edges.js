@@ -21,7 +21,8 @@
   const OTHER = [[86, 64, 62, 13, 76, 30, 57, 87, 75, 50, 100, 3], [19, 61, 95, 14, 4, 100, 87, 107, 103, 49, 29, 37], [107, 28, 74, 63, 2, 91, 8, 66, 76, 109, 36, 30], [6, 2, 120, 29, 58, 106, 82, 68, 15, 88, 87, 17]];
   const layerOf = (name) => (name === "embed" ? -1 : name === "logits" ? 9 : Number(name.match(/(\d)(\.\d)?$/)[1]) + (name.startsWith("mlp") ? 0.5 : 0));
   const block = (edge) => edge.split(">").map(layerOf).join(" ");
-  const words = (edge) => edge.replace(">", " → ").replace("mlp_in", "mlp").replace("embed", "tokens");
+  const words = (edge) => edge.replace(">", " → ").replace("mlp_in", "mlp").replace("embed", "tokens").replace("logits", "prediction");
+  const partOf = (reader) => reader.replace(/^[qkv] /, "").replace("mlp_in", "mlp");
 
   // Mean log-probability of the second copy's tokens but the first, in nats
   function score(run, tokens) {
@@ -36,6 +37,21 @@
     const counts = {};
     for (const edge of kept) counts[block(edge)] = (counts[block(edge)] ?? 0) + 1;
     return Live.shuffled(edges, uniform).filter((edge) => counts[block(edge)]-- > 0);
+  }
+
+  // Whether an edge is on no path from the tokens to the prediction: then it changes nothing
+  function deadEnds(kept) {
+    const pairs = kept.map((edge) => [edge.split(">")[0], partOf(edge.split(">")[1])]);
+    const from = (start, steps) => {
+      const found = new Set([start]);
+      for (let size = 0; size < found.size;) {
+        size = found.size;
+        for (const [one, next] of steps) if (found.has(one)) found.add(next);
+      }
+      return found;
+    };
+    const fed = from("embed", pairs), heard = from("logits", pairs.map(([u, v]) => [v, u]));
+    return (u, part) => !fed.has(u) || !heard.has(part);
   }
 
   const seen = {}; // by the sequence: both runs, and the graph
@@ -66,7 +82,7 @@
   const mean = (values) => values.reduce((a, b) => a + b) / values.length;
   const percent = (value) => `${Math.round(100 * value)}\u00a0%`.replace("-", "−");
   const key = (channel, what) => `<span class="live-key"><svg viewBox="0 0 26 8" aria-hidden="true"><path class="live-edge live-${channel}" d="M0 4h26"/></svg> ${what}</span>`;
-  // Tokens and logits are bars as wide as the picture. What passes a layer runs straight up, in a
+  // Tokens and prediction are bars as wide as the picture. What passes a layer runs straight up, in a
   // lane beside its parts
   const STEP = 88, RISE = 72, LEFT = 46, TOP = 30, TINT = { q: "a", k: "b", v: "c" };
   function picture(m, said, { focus, edge: chosen }) {
@@ -78,7 +94,7 @@
     };
     const lift = (x, y, lane) => `M${x} ${y - 11}C${x} ${y - 32} ${lane} ${y - 26} ${lane} ${y - 44}`;
     const land = (lane, x, y) => `V${y + 44}C${lane} ${y + 26} ${x} ${y + 32} ${x} ${y + 11}`;
-    const partOf = (reader) => reader.replace(/^[qkv] /, "").replace("mlp_in", "mlp"), used = new Set();
+    const used = new Set(), isIdle = deadEnds(m.kept);
     const strong = RANKED.filter((edge) => m.kept.includes(edge)); // these are drawn where not all are
     const lines = [...new Set([...strong, ...m.kept])].slice(0, 160).map((edge) => {
       const [u, v] = edge.split(">"), channel = v === "logits" ? undefined : TINT[v[0]], part = partOf(v);
@@ -98,8 +114,9 @@
         else d = `M${x} ${y - 11}C${x} ${y - 34} ${to - 76} ${end - 8} ${to - 26} ${end}`; // the MLP of its own layer
       }
       const pale = focus && ![u, part].includes(focus), is = edge === chosen;
+      const style = pale ? "opacity: 0.12" : is ? "stroke-width: 5" : isIdle(u, part) ? "opacity: 0.3" : "";
       const touched = pale || !RANKED.includes(edge) ? "" : `<path class="live-hit-line" data-pick='{"edge":"${is ? "" : edge.replace(">", "&gt;")}"}' d="${d}"/>`;
-      return `<path class="live-edge live-${channel ?? "grey"}"${pale ? ` style="opacity: 0.12"` : is ? ` style="stroke-width: 5"` : ""} d="${d}"/>${touched}`;
+      return `<path class="live-edge live-${channel ?? "grey"}"${style && ` style="${style}"`} d="${d}"/>${touched}`;
     }).join("");
     const names = m.net.blocks.flatMap((_, layer) => [...Array.from({ length: heads }, (_, h) => `${layer}.${h}`), `mlp ${layer}`]);
     const nodes = names.map((name) => {
@@ -107,17 +124,17 @@
       return `<g data-pick='{"focus":"${focus === name ? "" : name}"}'${used.has(name) ? "" : ` opacity="0.45"`}><rect class="live-part${focus === name ? " live-chosen" : ""}" x="${x - half}" y="${y - 11}" width="${2 * half}" height="22" rx="5"/>` +
         `<text x="${x}" y="${y + 5}" text-anchor="middle">${name}</text><rect class="live-hit" x="${x - STEP / 2}" y="${y - 20}" width="${STEP - 2}" height="40"/></g>`;
     }).join("");
-    const bars = [["the tokens", height - 24], ["the logits: what it says comes next", TOP - 28]].map(([text, y]) =>
+    const bars = [["the tokens", height - 24], ["the prediction: what it says comes next", TOP - 28]].map(([text, y]) =>
       `<rect class="live-part" x="2" y="${y}" width="${width - 4}" height="22" rx="5"/><text x="${width / 2}" y="${y + 16}" text-anchor="middle">${text}</text>`).join("");
     return `<svg class="live-wide" viewBox="0 0 ${width} ${height}" role="img" aria-label="${said}">${lines}${bars}${nodes}</svg>` +
       `<p class="live-note">${m.cost === null ? "" : `<b>If we cut ${words(chosen)} as well, ${percent(m.cost)} of the copying is left, not ${percent(m.share)}.</b><br>`}` +
-      `Lines lead into ${key("a", "queries,")} ${key("b", "keys,")} ${key("c", "values,")} ${key("grey", "an MLP or the logits.")} 1.3 is head 3 of layer 1. Touch a part to see its lines alone, or a strong line to see its cost.${m.kept.length > 160 ? " (160 lines are drawn.)" : ""}</p>`;
+      `Lines lead into ${key("a", "queries,")} ${key("b", "keys,")} ${key("c", "values,")} ${key("grey", "an MLP or the prediction.")} 1.3 is head 3 of layer 1. A pale line is a dead end: it is on no path from the tokens to the prediction, so it changes nothing. Touch a part to see its lines alone, or one of the strongest lines to see its cost.${m.kept.length > 160 ? " (160 lines are drawn.)" : ""}</p>`;
   }
 
   Live.figure("edges", {
     title: "Cut connections: which ones carry the copy?",
     beside: true,
-    first: { keep: "strongest", size: 4, off: "", sequence: 1, draw: 1, focus: "", edge: "" },
+    first: { keep: "strongest", size: 8, off: "", sequence: 1, draw: 1, focus: "", edge: "" },
     needs: () => ["anchors-3"],
 
     change: (s) => (s.keep === "strongest" && RANKED.indexOf(s.edge) >= s.size ? { ...s, edge: "" } : s),
@@ -154,7 +171,7 @@
         ["with as many random edges", m.control ? percent(mean(m.control)) : "–", m.control ? `mean of ${DRAWS} draws: ${percent(Math.min(...m.control))} to ${percent(Math.max(...m.control))}` : "all are kept"],
       ];
       const cost = m.cost === null ? "" : ` Without ${words(state.edge)} ${percent(m.cost)} is left.`;
-      const more = `<p class="live-note"><b>Copying left</b> measures how sure the network is of the right next tokens in the second copy (mean log-probability): 100 % is its value if no edge is cut, 0 % its value on the rival prompt, whose first copy has other tokens. Below 0 % it is misled.</p><p class="live-note">Everything flows upwards. An mlp is the small network behind the heads of a layer. A line counts only on a path from the tokens up to the logits. A new line can also disturb the copying.</p>`;
+      const more = `<p class="live-note"><b>Copying left</b> measures how sure the network is of the right next tokens in the second copy (mean log-probability): 100 % is its value if no edge is cut, 0 % its value on the rival prompt, whose first copy has other tokens. Below 0 % it is misled.</p><p class="live-note">Everything flows upwards. An mlp is the small network behind the heads of a layer. A new line can also disturb the copying.</p>`;
       return { numbers, view: picture(m, said, state), more, said: said + cost, ...m };
     },
 
