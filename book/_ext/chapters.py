@@ -12,8 +12,8 @@ with the letter of the right choice: choices, "(a) one; (b) two", become buttons
 A cell with the tag ``hide-cell`` between both is shown inside the answer: text, output, folded
 code. The paragraph after an answer says the finding. ``custom.css`` hides it while the answer is
 closed, and so it hides a table right below, with the sentence that says what the table shows. What
-stands under a heading *What we know* waits for all bets above it (``access.js``), a cell with the
-tag ``waits`` for the last one.
+stands under a heading *What we know* waits for all bets above it (``access.js``), so does a cell
+with the tag ``waits-for-all``; one with the tag ``waits`` waits for the last bet.
 
 An exercise is one closed box: its task, the cell to be filled in, the check, and its solution,
 wherever in the notebook that stands. The cells at the head of a page that only run it are one bar.
@@ -194,7 +194,8 @@ class Minus(SphinxTransform):
 
 class Takeaways(SphinxTransform):
     """Put what a section *What we know* says into a box of its own, which waits for the bets; also
-    cells with the tag ``waits`` and the paragraphs below each, which wait for the last bet."""
+    cells with the tag ``waits`` (for the last bet) or ``waits-for-all``, and the paragraphs below
+    each."""
 
     default_priority = 706
 
@@ -205,17 +206,20 @@ class Takeaways(SphinxTransform):
             told = [n for n in section[1:] if not isinstance(n, nodes.section | nodes.target)]
             rest = [n for n in section[1:] if n not in told]
             section[1:] = [nodes.container("", *told, classes=["after-bets"]), *rest]
-        cells = self.document.findall(nodes.container)
-        for cell in [cell for cell in cells if "tag_waits" in cell["classes"]]:
-            if "after-bets" in cell.parent["classes"]:
-                continue  # with the cell above it
-            below = cell.parent[cell.parent.index(cell) + 1 :]
-            _gather(["after-bets", "of-last"], [cell, *takewhile(_waits, below)])
+        for cell in list(self.document.findall(nodes.container)):
+            for tag in WAITING.keys() & {*cell["classes"]}:
+                if "after-bets" in cell.parent["classes"]:
+                    continue  # with the cell above it
+                below = cell.parent[cell.parent.index(cell) + 1 :]
+                _gather(["after-bets", *WAITING[tag]], [cell, *takewhile(_waits, below)])
+
+
+WAITING: dict[str, list[str]] = {"tag_waits": ["of-last"], "tag_waits-for-all": []}
 
 
 def _waits(node: nodes.Element) -> bool:
     """Return whether a node below a cell that waits does so, too."""
-    return isinstance(node, nodes.paragraph) or "tag_waits" in node.get("classes", ())
+    return isinstance(node, nodes.paragraph) or bool(WAITING.keys() & {*node.get("classes", ())})
 
 
 class Drawers(SphinxTransform):
