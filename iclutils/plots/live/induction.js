@@ -259,7 +259,7 @@
         answer(s, m, memory, choice) {
           if (m.off.length !== 1) return [undefined, m.off.length ? `${m.off.length} heads are off at once. Switch them on again, and off one at a time.` : copies.bet.deed];
           memory[s.off] = m.right;
-          const second = all(1).map((head) => memory[head.join(".")]), four = "Now switch it on again, and switch off all four heads of the second layer.";
+          const second = all(1).map((head) => memory[head.join(".")]), four = "Now switch it on again, and switch off all four heads of the second layer. Then read chapter 01, which says why.";
           if (m.right === 0) return [s.off[0] === "0" ? 1 : 2, `Without head ${s.off} none of the ${m.count} letters is right. ${four}`];
           if (choice === 2 && second.every((right) => right > 0)) return [null, "No head of the second layer stops it alone. Look in the first."];
           return [undefined, `Without head ${s.off}, ${m.right} of ${m.count} letters are right. Try another head.`];
@@ -279,7 +279,7 @@
           ["letters right in the second copy", `${m.right} of ${m.count}`, ""],
           ["how sure it is of the right letter there", mean.toFixed(2), `from 0 to 1; a blind guess among its ${m.run.vocab} tokens: ${(1 / m.run.vocab).toFixed(3)}`],
         ];
-        const view = `<div class="live-rows">${strip({ ...m, pattern: new Float64Array(m.pattern.length), at: -1 })}</div><p class="live-note">Large: the letters that the network reads. Small: what it says comes next. In the first row this cannot be known, so a dot stands there. (It knows ${m.run.vocab} tokens; ? is one that has no letter here.)</p>`;
+        const view = `${strip({ ...m, pattern: new Float64Array(m.pattern.length), at: -1 })}<p class="live-note">Large: the letters that the network reads. Small: what it says comes next. In the first row this cannot be known, so a dot stands there. (It knows ${m.run.vocab} tokens; ? is one that has no letter here.)</p>`;
         return { numbers, view, said: `${m.right} of ${m.count} letters of the second copy are right.`, ...m, least };
       },
     };
