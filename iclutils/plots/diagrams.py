@@ -34,13 +34,13 @@ def induction_pair(
     n = len(tokens)
     at, after = n - 1, int(induction[-1].argmax())
     before = int(previous[after].argmax())
-    across = max(0.7, 0.3 + 0.075 * max(map(len, tokens)))
-    width = max(6.0, across * n + 1.0)
+    across = max(0.68, 0.3 + 0.095 * max(map(len, tokens)))
+    width = max(6.0, across * n + 1.2)
     axes = _sheet(width, 3.1)
-    xs = [(width + 0.8 - across * (n - 1)) / 2 + across * i for i in range(n)]
+    xs = [(width + 1.1 - across * (n - 1)) / 2 + across * i for i in range(n)]
     low, middle, top = 0.2, 1.2, 2.25
     for i, token in enumerate(tokens):
-        _box(axes, (xs[i], low), token, across - 0.1)
+        _box(axes, (xs[i], low), token, across - 0.1, size=11)
         for y in (middle, top):
             axes.plot(xs[i], y, "o", ms=3, color=GREY)
     for to, source in torch.nonzero(previous.tril() > 0.05).tolist():
@@ -52,14 +52,16 @@ def induction_pair(
         weight = float(induction[to, source])
         _line(axes, (xs[source], middle), (xs[to], top), weight, ORANGE if chosen else PALE)
     note = f"after “{tokens[before]}”"
-    _box(axes, (xs[after], middle), note, 0.16 + 0.065 * len(note), BLUE)
-    _box(axes, (xs[at], top + 0.2), tokens[after], across - 0.1, ORANGE)
-    _say(axes, (xs[at] - across / 2 - 0.05, top + 0.2), "predicted next:", "right")
+    _box(axes, (xs[after], middle), note, 0.16 + 0.08 * len(note), BLUE, 11)
+    _box(axes, (xs[at], top + 0.2), tokens[after], across - 0.1, ORANGE, 11)
+    _say(axes, (xs[at] - across / 2 - 0.05, top + 0.2), "predicted next:", "right", size=11)
     look = f"{previous[after, before]:.2f}", f"{induction[at, after]:.2f}"
-    _say(axes, ((xs[before] + xs[after]) / 2 - 0.1, middle - 0.35), look[0], "right", color=BLUE)
-    _say(axes, ((xs[after] + xs[at]) / 2, middle + 0.33), look[1], "left", color=ORANGE)
+    style = {"size": 11, "color": BLUE}
+    _say(axes, ((xs[before] + xs[after]) / 2 - 0.1, middle - 0.35), look[0], "right", **style)
+    style["color"] = ORANGE
+    _say(axes, ((xs[after] + xs[at]) / 2, middle + 0.33), look[1], "left", **style)
     for y, name in zip((low + 0.5, middle + 0.62), PAIR, strict=True):
-        axes.text(0.1, y, fill(name, 12), va="center", size=9, color=GREY, linespacing=1.0)
+        axes.text(0.1, y, fill(name, 12), va="center", size=11, color=GREY, linespacing=1.0)
     return axes.figure  # type: ignore[return-value]
 
 
@@ -209,7 +211,7 @@ def patched_edge(
     runs = (
         ("clean", "our row", clean, BLUE),
         ("corrupt", "another row", corrupt, ORANGE),
-        ("patched", "our row, but for the orange path", patched, BLUE),
+        ("patched", "our row, one wrong note", patched, BLUE),
     )
     for i, (name, what, value, colour) in enumerate(runs):
         left = 0.35 + 2.2 * i
@@ -229,8 +231,8 @@ def patched_edge(
             mixed = name == "patched" and label in (edge[1], "answer")
             _box(axes, at, label, 0.74, GREY if mixed else colour)
         _say(axes, (left + 0.75, 2.95), name, size=10, weight="bold")
-        _say(axes, (left + 0.75, 2.7), what, size=8)
-        _say(axes, (left + 0.75, 0.42), f"{unit}\n{value:.2f}", size=8)
+        _say(axes, (left + 0.75, 2.7), what, size=9)
+        _say(axes, (left + 0.75, 0.42), f"{unit}\n{value:.2f}", size=9)
     return axes.figure  # type: ignore[return-value]
 
 
@@ -244,14 +246,16 @@ def _sheet(width: float, height: float) -> Axes:
     return axes
 
 
-def _box(axes: Axes, at: Point, text: str, width: float, colour: str = "black") -> None:
+def _box(
+    axes: Axes, at: Point, text: str, width: float, colour: str = "black", size: int = 9
+) -> None:
     """Draw a word in a round box, white inside."""
     box = FancyBboxPatch(
         (at[0] - width / 2 + 0.04, at[1] - 0.08), width - 0.08, 0.16, boxstyle="round,pad=0.04",
         fc="white", ec=colour, lw=1.2, zorder=3,
     )  # fmt: skip
     axes.add_patch(box)
-    axes.text(*at, text, ha="center", va="center", size=9, color=colour, zorder=4)
+    axes.text(*at, text, ha="center", va="center", size=size, color=colour, zorder=4)
 
 
 def _say(axes: Axes, at: Point, text: str, ha: str = "center", **style: Any) -> None:
