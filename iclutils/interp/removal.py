@@ -9,7 +9,8 @@ Heads lose their output (``z``, before ``W_O``) at every position. What may stan
   what they have in common, and that is the function (a task vector, chapter 05).
 - ``outputs_on`` another prompt: not only takes evidence away, but adds that of the other prompt.
 - ``least_harm``: the constant that hurts least (Li and Janson 2024, *optimal ablation*): what is
-  lost with it can't be due to a badly chosen replacement. Fitted to one function it may gain.
+  lost with it can't be due to a badly chosen replacement. Fit it to many functions: one that is
+  fitted to a single function may tell it.
 
 For one model and one set of heads inside a lesson, ``hooks.ablate_heads`` is shorter.
 """
@@ -24,6 +25,7 @@ from torch import Generator, Tensor
 
 from ..errors import IclError
 from ..models import TransformerBridge, get_act_name
+from ..progress import bar
 from .clean_corrupt import CleanCorrupt
 from .head_scores import same_layers
 from .hooks import Head, Heads, activations, at_positions, head_masks, logits_without, put_heads
@@ -86,31 +88,34 @@ def outputs_on(
 @torch.enable_grad()
 def least_harm(
     model: TransformerBridge,
-    task: CleanCorrupt,
-    heads: Sequence[Head],
+    removed: Sequence[tuple[CleanCorrupt, Sequence[Head]]],
     start: Replacement,
     steps: int,
 ) -> Replacement:
-    """Return the replacement by the constants, one vector a head, after which the answer's mean
-    -log p over the task's prompts is lowest without these heads: ``steps`` of Adam from ``start``
-    (one vector a head), so an upper bound. Fitted to one function, they may tell it, as a vector
-    that is added does: compare them with those of other heads."""
-    if not heads:
-        return start
+    """Return the replacement by the constants, one vector a head, after which the answer's -log p
+    is lowest, on average over the prompts of each task and then over tasks: each task loses the
+    heads that stand beside it. ``steps`` of Adam from ``start`` (one vector a head), so an upper
+    bound. Constants that are fitted to tasks of one function may tell it, as a vector that is added
+    does; those of many functions can't."""
     values = torch.stack([start.by_layer[layer] for layer in range(model.cfg.n_layers)]).clone()
     values.requires_grad_()  # (layer, head, d_head)
     descent = torch.optim.Adam([values], lr=0.1)
-    lowest = min(layer for layer, _ in heads)  # what it reads, no constant changes
-    stream = activations(model, task.clean, [get_act_name("resid_pre", lowest)]).popitem()[1]
-    masks = head_masks(model, heads, len(task))
-    for _ in range(steps):
-        every: list[Any] = [*put_heads(masks, dict(enumerate(values))), at_positions(task.at)]
-        with skip_layers(model, lowest, stream):
-            logits = model.run_with_hooks(task.clean, fwd_hooks=every)[:, 0]
-        loss = -logits.log_softmax(-1).gather(-1, task.answer).mean()
-        (values.grad,) = torch.autograd.grad(loss, [values])
+    fitted = []
+    for task, heads in removed:
+        lowest = min(layer for layer, _ in heads)  # what it reads, no constant changes
+        below = activations(model, task.clean, [get_act_name("resid_pre", lowest)])
+        fitted.append((task, head_masks(model, heads, len(task)), lowest, below.popitem()[1]))
+    for _ in bar(range(steps), "constants that hurt least"):
+        values.grad = torch.zeros_like(values)
+        for task, masks, lowest, stream in fitted:
+            every: list[Any] = [*put_heads(masks, dict(enumerate(values))), at_positions(task.at)]
+            with skip_layers(model, lowest, stream):
+                logits = model.run_with_hooks(task.clean, fwd_hooks=every)[:, 0]
+            loss = -logits.log_softmax(-1).gather(-1, task.answer).mean()
+            values.grad += torch.autograd.grad(loss, [values])[0] / len(fitted)
         descent.step()
-    words = f"the constant that hurts least, fitted on {len(task)} other prompts of the function"
+    prompts = sum(len(task) for task, _ in removed)
+    words = f"the constant that hurts least, fitted on {prompts} prompts of {len(fitted)} functions"
     return Replacement(words, dict(enumerate(values.detach())))
 
 

@@ -108,16 +108,20 @@ def test_a_mean_over_one_token_is_the_output_there_and_own_outputs_change_nothin
 
 
 @torch.no_grad()  # of whoever calls it
-def test_the_constant_that_hurts_least_hurts_less_than_the_mean(case):
-    model, here = case.model, task(0)
-    start = removal.mean_over([removal.head_means(model, here.clean)], "all")
-    least = removal.least_harm(model, here, HEADS[1:], start, steps=20)
+def test_constants_hurt_least_on_average_over_the_tasks_that_they_are_fitted_to(case):
+    model, removed = case.model, [(task(0), HEADS[1:]), (task(1, rows=2), HEADS[2:])]
+    start = removal.mean_over([removal.head_means(model, task(0).clean)], "all")
+
+    def fit(*some):
+        return removal.least_harm(model, some, start, steps=20)
 
     def loss(replacement):
-        return -removal.without(model, here, [HEADS[1:]], replacement).p.log().mean().item()
+        left = (removal.without(model, here, [heads], replacement) for here, heads in removed)
+        return -sum(x.p.log().mean().item() for x in left) / 2
 
+    least = fit(*removed)
     assert loss(least) < loss(start)
+    assert all(loss(least) < loss(fit(one)) for one in removed)
     assert torch.equal(least.by_layer[0], start.by_layer[0]), "layer 0 loses no head"
-    assert "4 other prompts of the function" in removal.caption(
-        "all", [removal.zeros(model), least]
-    )
+    said = removal.caption("all", [removal.zeros(model), least])
+    assert "fitted on 6 prompts of 2 functions" in said
