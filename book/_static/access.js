@@ -42,10 +42,7 @@ window.addEventListener("DOMContentLoaded", () => {
     printed.classList.toggle("wraps", !/\S {2,}\S/.test(printed.textContent));
     printed.style.setProperty("--columns", Math.max(...printed.textContent.split("\n").map((line) => line.length)));
   }
-});
-
-/* Code is wrapped on a phone: what a line has left stands further in than the line begins. */
-window.addEventListener("DOMContentLoaded", () => {
+  // code is wrapped on a phone: what a line has left stands further in than the line begins
   for (const code of document.querySelectorAll("article :not(.output) > .highlight pre")) {
     code.innerHTML = code.innerHTML.trimEnd().split("\n").map((line) => `<span class="line">${line}\n</span>`).join("");
     for (const line of code.children) line.style.setProperty("--in", Math.max(0, line.textContent.search(/\S/)));

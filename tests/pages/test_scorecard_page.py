@@ -25,7 +25,7 @@ def test_a_claim_leads_to_its_section_and_back(reader):
     chapter = claims.chapters()[0]
     tab = reader.open(f"notebooks/{chapter}")
     tab.locator("details.drawer > summary").click()
-    tab.locator("details.drawer summary", has_text="The evidence").click()
+    tab.locator(".drawer > section > details:has(table.evidence) > summary").click()
     link = tab.locator("table.evidence a[href*='scorecard.html#claim-']").first
     name = link.get_attribute("href").partition("#")[2]
     link.click()
