@@ -113,7 +113,7 @@
       const key = `<svg class="live-scale" viewBox="0 0 168 26" role="img" aria-label="Colours: brown is minus ${most.toFixed(1)} or less, no colour 0, blue ${most.toFixed(1)} or more."><rect class="live-ground" width="168" height="10"/>${scale}` +
         [[0, "start", `−${most.toFixed(1)}`], [84, "middle", "0"], [168, "end", most.toFixed(1)]].map(([x, anchor, text]) => `<text x="${x}" y="23" text-anchor="${anchor}">${text}</text>`).join("") + "</svg>";
       const view = `<div class="live-row-of live-three">${plane("The network", m.field, state, most)}${plane(NAMES[state.other][0].toUpperCase() + NAMES[state.other].slice(1), m.other, state, most)}` +
-        `${plane("Difference (no colour: none)", gap, state, most)}</div>` +
+        `${plane("Difference", gap, state, most)}</div>` +
         `${key}<p class="live-note">Circles: the pairs, with their labels.${state.scale === 1 ? "" : ` <b>All labels and maps are shown divided by ${state.scale}</b>: a rule that grows with the labels looks the same.`} Ridge regression is least squares with a penalty λ, which keeps the slopes of its plane small. One step turns a flat plane once towards the labels; its rate says how far.</p>${surprises}`;
       const settings = { ols: "no penalty", ridge: `penalty λ = ${Number(state.penalty).toFixed(2)}`, step: `rate ${Number(state.rate).toFixed(2)}` };
       const numbers = Object.entries(NAMES).map(([key, name]) => [`relative error, ${name}`, percent(m.away[key]), settings[key]]);
