@@ -5,7 +5,6 @@ up or gathered, orange what is copied or answered, grey the rest.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from textwrap import fill
 from typing import Any
 
@@ -157,48 +156,36 @@ def descent_step(
 
 
 def dual_head(
-    tokens: Sequence[str],
-    attention: Float[Tensor, "key"],
-    values: Float[Tensor, "key"],
-    groups: Mapping[str, Sequence[int]],
-    unit: str,
+    looks: Mapping[str, tuple[float, float]],
+    adds: Sequence[float],
+    is_start: Sequence[bool],
+    columns: tuple[str, str, str],
 ) -> Figure:
     """Draw a head as a kernel smoother and as its dual model (Ren & Liu 2024), a row for each group
-    of tokens: left, the ``attention`` that the query gives to each token of the group; right, the
-    mean of ``values`` that it makes, the first group as start, each other as a step."""
-    parts = [float((attention * values)[list(at)].sum()) for at in groups.values()]
-    colours = [GREY] + [BLUE] * (len(parts) - 1)
-    figure, (looks, adds) = canvas(
-        2, 5.2, 1.3 + 0.37 * len(parts), width_ratios=[1.6, 1], sharey=True
-    )
-    bars = 8 * attention / attention.max()  # in letters, as the widths of columns
-    said = [f" {weight:.2f}" if weight > 0.05 else "" for weight in attention.tolist()]
-    place = 0.0
-    for column in zip_longest(*groups.values()):
-        rows = [(row, i, tokens[i].strip(" ")) for row, i in enumerate(column) if i is not None]
-        for row, i, token in rows:
-            looks.text(place, row - 0.17, token, va="center", size=8)
-            looks.barh(row + 0.2, float(bars[i]), 0.24, left=place, color=colours[row])
-            looks.text(place + float(bars[i]), row + 0.2, said[i], va="center", size=8)
-        place += 2 + max(max(len(token), float(bars[i]) + len(said[i])) for _, i, token in rows)
-    looks.set(xlim=(-0.2, place - 1), xticks=[], title="attention to each token")
-    end = 0.0
-    for row, (part, colour) in enumerate(zip(parts, colours, strict=True)):
-        adds.barh(row, part, 0.6, left=end, color=colour)
+    of tokens: the attention on it and on one token of it, and what it adds to the output; the rows
+    of the start are grey."""
+    figure, axes = canvas(3, 4.6, 1.0 + 0.3 * len(looks), width_ratios=[1, 1, 1.7], sharey=True)
+    colours = [GREY if start else BLUE for start in is_start]
+    for column, shares in zip(axes, zip(*looks.values(), strict=True), strict=False):
+        column.barh(range(len(looks)), shares, 0.6, color=colours)
+        for row, share in enumerate(shares):
+            column.text(share + 0.03, row, f"{share:.2f}" if share else "", va="center", size=9)
+        column.set(xlim=(0, 1.75 * max(map(max, looks.values()))), xticks=[])
+        column.spines["bottom"].set_visible(False)
+    last, end = axes[-1], 0.0
+    for row, (part, colour) in enumerate(zip(adds, colours, strict=True)):
+        last.barh(row, part, 0.6, left=end, color=colour)
         end += part
-        right = max(end, end - part)
-        adds.text(right + 0.02, row, f"{part:+.2f}".replace("-", "−"), va="center", size=8)
-        adds.plot([end] * 2, [row, row + 1], color=GREY, lw=0.8)
-    adds.barh(len(parts), end, 0.6, color=ORANGE)
-    adds.axvline(0, color="black", lw=0.8)
-    adds.set(xlabel=unit, xlim=(min(0.0, *parts) - 0.02, 1.2 * end), title="what each row adds")
-    looks.set_yticks(range(len(parts) + 1), [*groups, "output"])
-    looks.set_ylim(len(parts) + 0.5, -0.5)
-    for axes in (looks, adds):
-        axes.tick_params(axis="y", length=0)
-        axes.title.set_size(9)
-    for side in ("left", "bottom"):
-        looks.spines[side].set_visible(False)
+        said = f"{part:+.2f}".replace("-", "−")
+        last.text(max(end, end - part) + 0.03, row, said, va="center", size=9)
+        last.plot([end] * 2, [row, row + 1], color=GREY, lw=0.8)
+    last.barh(len(adds), end, 0.6, color=ORANGE)
+    last.spines["left"].set_position(("data", 0))
+    last.set(xlim=(min(0.0, *adds) - 0.03, 1.35 * end), xticks=[0, 1], ylim=(len(adds) + 0.5, -0.5))
+    axes[0].set_yticks(range(len(adds) + 1), [*looks, "output"])
+    for column, title in zip(axes, columns, strict=True):
+        column.tick_params(length=0, labelsize=9)
+        column.set_title(title, size=9, loc="left")
     return figure
 
 
