@@ -35,8 +35,8 @@
   const CROSS = [[[SIZE / 2, 0], [SIZE / 2, SIZE]], [[0, SIZE / 2], [SIZE, SIZE / 2]]];
 
   // Where labels stand: beside their discs, where they cover the fewest labels, points, lines and discs
-  function beside(discs, lines, notes) {
-    const inked = [...CROSS, ...lines].flatMap(along), taken = notes.map(([u, v]) => ({ u, v, w: 10 }));
+  function beside(discs, lines) {
+    const inked = [...CROSS, ...lines].flatMap(along), taken = [];
     const within = (low, high) => (x) => Math.max(low, Math.min(high, x));
     for (const { x, y, r, text } of discs) {
       const w = 3.5 * text.length, h = 8; // half a label
@@ -53,15 +53,15 @@
       const costs = places.map(cost), [u, v] = places[costs.indexOf(Math.min(...costs))];
       taken.push({ u, v, w });
     }
-    return taken.slice(notes.length);
+    return taken;
   }
 
   // A plane of keys or values: a point each, in a disc as large as its share of the attention. The
   // last token lies below the others, and yields to them: a key on the query can be dragged away.
-  function plane(kind, title, said, points, m, state, lines, notes, below) {
+  function plane(kind, title, said, points, m, state, lines, below) {
     const discs = [DEMOS, 0, 1, 2, 3].map((i) => ({ i, x: px(points[2 * i]), y: py(points[2 * i + 1]), r: 40 * Math.sqrt(m.weights[i]),
       text: `${i !== DEMOS ? i + 1 : kind === "k" ? "query" : "last"}: ${Math.round(100 * m.weights[i])} %` }));
-    const labels = beside(discs, lines, notes);
+    const labels = beside(discs, lines);
     const marks = discs.map(({ i, x, y, r, text }, k) => {
       const own = i === DEMOS, at = `cx="${x.toFixed(1)}" cy="${y.toFixed(1)}"`;
       return `<g data-drag="${kind}${i + 1}"${own ? " data-yields" : ""}><circle class="live-${own ? "c" : "a"}" opacity="0.25" ${at} r="${r.toFixed(1)}"/>` +
@@ -115,24 +115,15 @@
       const m = measured(state), stops = Array.from({ length: OWN }, (_, i) => [px(m.answers[2 * i]), py(m.answers[2 * i + 1])]);
       const [[x0, y0], [x1, y1]] = [stops[0], stops[DEMOS]];
       const query = [[SIZE / 2, SIZE / 2], [px(m.keys[2 * DEMOS]), py(m.keys[2 * DEMOS + 1])]];
-      const arrow = `<path class="live-line live-c" style="stroke-dasharray: none" d="${path(query)}"/>`;
-      // Once a point has been moved: around what example i + 1 adds, where there is room, clear of the line's stops and other labels
-      const moved = Object.keys(first).some((name) => /^[abcd]/.test(name) && state[name] !== first[name]);
-      const taken = [...stops];
-      const places = [[90, 13], [-90, 13], ...[90, -90, 135, -135, 45, -45, 180, 0].flatMap((turn) => [20, 26].map((far) => [turn, far]))];
-      const added = (moved ? stops.slice(1) : []).map((b, i) => {
-        const a = stops[i], ahead = Math.atan2(b[1] - a[1], b[0] - a[0]);
-        const around = ([turn, far]) => [Math.cos, Math.sin].map((of, k) => (a[k] + b[k]) / 2 + far * of(ahead + (turn * Math.PI) / 180));
-        const place = places.map(around).find(([x, y]) => taken.every(([u, v]) => Math.abs(u - x) > 17 || Math.abs(v - y) > 13));
-        if (!place) return "";
-        taken.push(place);
-        return `<text class="live-added" x="${place[0].toFixed(1)}" y="${(place[1] + 4).toFixed(1)}" text-anchor="middle">+${i + 1}</text>`;
-      }).join("");
+      // Its head ends at the point that is dragged
+      const turn = (Math.atan2(query[1][1] - query[0][1], query[1][0] - query[0][0]) * 180) / Math.PI;
+      const arrow = `<path class="live-line live-c" style="stroke-dasharray: none" d="${path(query)}"/>` +
+        `<path class="live-c" d="M-7 0l-14 -8v16z" transform="translate(${query[1].map((x) => x.toFixed(1)).join(" ")}) rotate(${turn.toFixed(1)})"/>`;
       const sums = `<path class="live-line live-b" style="stroke-dasharray: none" d="${path(stops)}"/>` +
-        `<rect class="live-c" x="${(x0 - 5).toFixed(1)}" y="${(y0 - 5).toFixed(1)}" width="10" height="10"/><path class="live-b" d="M${x1.toFixed(1)} ${(y1 - 8).toFixed(1)}l8 8l-8 8l-8 -8z"/>${added}`;
+        `<rect class="live-c" x="${(x0 - 5).toFixed(1)}" y="${(y0 - 5).toFixed(1)}" width="10" height="10"/><path class="live-b" d="M${x1.toFixed(1)} ${(y1 - 8).toFixed(1)}l8 8l-8 8l-8 -8z"/>`;
       const shares = m.weights.map((w, i) => `${i === DEMOS ? "the last token" : `example ${i + 1}`} ${Math.round(100 * w)} percent`).join(", ");
       const said = `The query looks at ${shares}. The examples move the output from ${pair(m.start)} to ${pair(m.end)}.`;
-      const view = `<div class="live-row-of">${plane("k", "Keys: where the query looks", `The keys. ${said}`, m.keys, m, state, [query], [], arrow)}${plane("v", "Values: what is added up", `The values. ${said}`, m.values, m, state, [stops], taken.slice(OWN), sums)}</div>` +
+      const view = `<div class="live-row-of">${plane("k", "Keys: where the query looks", `The keys. ${said}`, m.keys, m, state, [query], arrow)}${plane("v", "Values: what is added up", `The values. ${said}`, m.values, m, state, [stops], sums)}</div>` +
         `<p class="live-note">A disc is as large as a token's share of the attention. Green: the last token, which asks. The arrow is its query; to keep the picture simple, its key is at the tip. Among the values, the square is what the last token adds, and the diamond is the head's output. On the line between them, the examples add their parts, one after the other.</p>`;
       const numbers = [
         ["what the last token adds", pair(m.start), "square"],
