@@ -204,7 +204,7 @@
           { kind: "range", more: true, name: "place", label: "Place to look from", min: 0, max: n - 1, said: (i, { text }) => `${i}, ${nameOf(tokensOf(text)[i])}` },
           { kind: "radios", more: true, name: "how", label: "The output of a head that is off is replaced by", options: [["zero", "zero"], ["mean", "its average over the letters"]] },
           { kind: "select", more: true, name: "from", label: "Cut a path: the output of", options: [["none", "no head (no cut)"], ["previous", "all previous-token heads"], ...heads.slice(0, 4).map((h) => [h, `head ${h}`])] },
-          { kind: "select", more: true, name: "into", label: "as read by the keys of", options: [...heads.slice(4).map((h) => [h, `head ${h}`]), ["all", "all heads of layer 1"]] },
+          { kind: "select", more: true, name: "into", label: "on its way into the keys of", options: [...heads.slice(4).map((h) => [h, `head ${h}`]), ["all", "all heads of layer 1"]] },
         ];
       },
 
