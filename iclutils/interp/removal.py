@@ -9,8 +9,8 @@ Heads lose their output (``z``, before ``W_O``) at every position. What may stan
   what they have in common, and that is the function (a task vector, chapter 05).
 - ``outputs_on`` another prompt: not only takes evidence away, but adds that of the other prompt.
 - ``least_harm``: the constant that hurts least (Li and Janson 2024, *optimal ablation*): what is
-  lost with it can't be due to a badly chosen replacement. Fit it to many functions: one that is
-  fitted to a single function may tell it.
+  lost with it can't be due to a badly chosen replacement. It may tell the functions that it was
+  fitted to, even ten at once: fit it on some, and test it on others.
 
 For one model and one set of heads inside a lesson, ``hooks.ablate_heads`` is shorter.
 """
@@ -95,8 +95,8 @@ def least_harm(
     """Return the replacement by the constants, one vector a head, after which the answer's -log p
     is lowest, on average over the prompts of each task and then over tasks: each task loses the
     heads that stand beside it. ``steps`` of Adam from ``start`` (one vector a head), so an upper
-    bound. Constants that are fitted to tasks of one function may tell it, as a vector that is added
-    does; those of many functions can't."""
+    bound. Constants may tell what they were fitted to, as a vector that is added does: test them on
+    other tasks."""
     values = torch.stack([start.by_layer[layer] for layer in range(model.cfg.n_layers)]).clone()
     values.requires_grad_()  # (layer, head, d_head)
     descent = torch.optim.Adam([values], lr=0.1)
