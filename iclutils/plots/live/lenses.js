@@ -78,7 +78,7 @@
         const ways = Object.keys(WAYS);
         if (ways.some((way) => !memory[way])) return null;
         const lost = ways.filter((way) => memory[way][1] < 0).length;
-        return [lost, `“${m.prompt.answers[1]}” leads in ${["none", "one", "both"][lost]} of the two ways. The lead of “${m.prompt.answers[0]}” is now ${ways.map((way) => `${signed(memory[way][1])} (${WAYS[way]})`).join(", ")}.`];
+        return [lost, `“${m.prompt.answers[1]}” leads in ${["none", "one", "both"][lost]} of the two ways. The lead of “${m.prompt.answers[0]}” is now ${ways.map((way) => `${signed(memory[way][1])} (${WAYS[way]})`).join(", ")}. Outputs on the rival prompt speak for “${m.prompt.answers[1]}”; means only weaken “${m.prompt.answers[0]}”.`];
       },
     },
 
