@@ -96,7 +96,9 @@ def least_harm(
     is lowest, on average over the prompts of each task and then over tasks: each task loses the
     heads that stand beside it. ``steps`` of Adam from ``start`` (one vector a head), so an upper
     bound. Constants may tell what they were fitted to, as a vector that is added does: test them on
-    other tasks."""
+    other tasks. Where no task loses a head, ``start`` comes back."""
+    if not (removed := [(task, heads) for task, heads in removed if heads]):
+        return start
     values = torch.stack([start.by_layer[layer] for layer in range(model.cfg.n_layers)]).clone()
     values.requires_grad_()  # (layer, head, d_head)
     descent = torch.optim.Adam([values], lr=0.1)

@@ -123,5 +123,6 @@ def test_constants_hurt_least_on_average_over_the_tasks_that_they_are_fitted_to(
     assert loss(least) < loss(start)
     assert all(loss(least) < loss(fit(one)) for one in removed)
     assert torch.equal(least.by_layer[0], start.by_layer[0]), "layer 0 loses no head"
+    assert fit((task(0), [])) is start
     said = removal.caption("all", [removal.zeros(model), least])
     assert "fitted on 6 prompts of 2 functions" in said
