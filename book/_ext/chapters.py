@@ -208,20 +208,18 @@ class Takeaways(SphinxTransform):
             told = [n for n in section[1:] if not isinstance(n, nodes.section | nodes.target)]
             rest = [n for n in section[1:] if n not in told]
             section[1:] = [nodes.container("", *told, classes=["after-bets"]), *rest]
-        for cell in list(self.document.findall(nodes.container)):
-            for tag in WAITING.keys() & {*cell["classes"]}:
-                if "after-bets" in cell.parent["classes"]:
-                    continue  # with the cell above it
-                below = cell.parent[cell.parent.index(cell) + 1 :]
-                _gather(["after-bets", *WAITING[tag]], [cell, *takewhile(_waits, below)])
+        for cell in [cell for cell in self.document.findall(nodes.container) if _tags(cell)]:
+            if "after-bets" in cell.parent["classes"]:
+                continue  # with the cell above it
+            below = cell.parent[cell.parent.index(cell) + 1 :]
+            own = takewhile(lambda node: isinstance(node, nodes.paragraph) or _tags(node), below)
+            last = ["of-last"] if "tag_waits" in cell["classes"] else []
+            _gather(["after-bets", *last], [cell, *own])
 
 
-WAITING: dict[str, list[str]] = {"tag_waits": ["of-last"], "tag_waits-for-all": []}
-
-
-def _waits(node: nodes.Element) -> bool:
-    """Return whether a node below a cell that waits does so, too."""
-    return isinstance(node, nodes.paragraph) or bool(WAITING.keys() & {*node.get("classes", ())})
+def _tags(node: nodes.Element) -> set[str]:
+    """Return the tags by which a cell waits for bets."""
+    return {"tag_waits", "tag_waits-for-all"} & {*node.get("classes", ())}
 
 
 class Drawers(SphinxTransform):

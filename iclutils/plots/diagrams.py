@@ -5,6 +5,7 @@ up or gathered, orange what is copied or answered, grey the rest.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from textwrap import fill
 from typing import Any
 
@@ -53,12 +54,11 @@ def induction_pair(
     note = f"after “{tokens[before]}”"
     _box(axes, (xs[after], middle), note, 0.16 + 0.08 * len(note), BLUE, 11)
     _box(axes, (xs[at], top + 0.2), tokens[after], across - 0.1, ORANGE, 11)
-    _say(axes, (xs[at] - across / 2 - 0.05, top + 0.2), "predicted next:", "right", size=11)
+    say = partial(_say, axes, size=11)
+    say((xs[at] - across / 2 - 0.05, top + 0.2), "predicted next:", "right")
     look = f"{previous[after, before]:.2f}", f"{induction[at, after]:.2f}"
-    style = {"size": 11, "color": BLUE}
-    _say(axes, ((xs[before] + xs[after]) / 2 - 0.1, middle - 0.35), look[0], "right", **style)
-    style["color"] = ORANGE
-    _say(axes, ((xs[after] + xs[at]) / 2, middle + 0.33), look[1], "left", **style)
+    say(((xs[before] + xs[after]) / 2 - 0.1, middle - 0.35), look[0], "right", color=BLUE)
+    say(((xs[after] + xs[at]) / 2, middle + 0.33), look[1], "left", color=ORANGE)
     for y, name in zip((low + 0.5, middle + 0.62), PAIR, strict=True):
         axes.text(0.1, y, fill(name, 12), va="center", size=11, color=GREY, linespacing=1.0)
     return axes.figure  # type: ignore[return-value]
