@@ -8,6 +8,7 @@ is a warning, which ``-W`` makes an error.
 from __future__ import annotations
 
 import gc
+import re
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -17,8 +18,9 @@ from pybtex import plugin
 from sphinx.application import Sphinx
 from sphinx.util.typing import ExtensionMetadata
 
-from . import api, chapters, equations, live, markdown, roles, scorecard
+from . import api, chapters, equations, live, markdown, pictures, roles, scorecard
 
+PLAIN = re.compile(r'<span class="[npw]">([^<]*)</span>')  # names, punctuation, blanks
 DIRECTIVES = {
     "api": api.Api,
     "evidence": scorecard.Evidence,
@@ -42,13 +44,14 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.add_css_file("live/live.css")  # on all pages: it has the colours
     for transform in chapters.TRANSFORMS:
         app.add_transform(transform)
+    app.add_post_transform(pictures.Pictures)
     api.connect(app)
     equations.connect(app)
     app.connect("env-get-updated", chapters.count_by_page, priority=600)
     app.connect("builder-inited", lambda _: markdown.read_results.cache_clear())
     app.connect("builder-inited", live.copy_scripts)
     app.connect("html-page-context", live.load_scripts)
-    app.connect("html-page-context", _name_items)
+    app.connect("html-page-context", _tidy)
     app.connect("html-page-context", chapters.stay_in_part)
     app.connect("build-finished", live.write_weights)
     app.connect("build-finished", _leave_out_icons)
@@ -57,10 +60,12 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     return {"version": metadata.version("iclutils"), "parallel_read_safe": True}
 
 
-def _name_items(app: Sphinx, page: str, template: str, context: Any, doctree: Any) -> None:
-    """Call the entries of a list of citations its items: their older role is for ``li`` alone."""
+def _tidy(app: Sphinx, page: str, template: str, context: Any, doctree: Any) -> None:
+    """Call the entries of a list of citations its items: their older role is for ``li`` alone. And
+    leave out of code the marks of what has no colour, a tenth of a page."""
     if "body" in context:
-        context["body"] = context["body"].replace('role="doc-biblioentry"', 'role="listitem"')
+        body = context["body"].replace('role="doc-biblioentry"', 'role="listitem"')
+        context["body"] = PLAIN.sub(r"\1", body)
 
 
 def _leave_out_icons(app: Sphinx, exception: Exception | None) -> None:

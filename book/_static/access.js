@@ -17,22 +17,18 @@ window.addEventListener("load", () => {
 
 /* On a phone a figure is shown whole. Where its type is then small, a button makes it larger. */
 window.addEventListener("DOMContentLoaded", () => {
-  for (const image of document.querySelectorAll("article .cell_output img")) {
-    const offer = () => {
-      if (image.naturalWidth < 480) return; // pixels: its type is large enough
-      const box = image.closest("figure, .cell_output"), button = document.createElement("button");
-      const show = (large) => {
-        box.classList.toggle("larger", large);
-        button.textContent = large ? "Show the whole figure" : "Show this figure larger";
-      };
-      button.type = "button";
-      button.className = "larger-button";
-      button.addEventListener("click", () => show(!box.matches(".larger")));
-      show(false);
-      (image.closest("a") ?? image).after(button);
+  for (const plot of document.querySelectorAll("article .cell_output svg.plot")) {
+    if (plot.getAttribute("width") < 480) continue; // pixels: its type is large enough
+    const box = plot.closest("figure, .cell_output"), button = document.createElement("button");
+    const show = (large) => {
+      box.classList.toggle("larger", large);
+      button.textContent = large ? "Show the whole figure" : "Show this figure larger";
     };
-    if (image.complete) offer();
-    else image.addEventListener("load", offer, { once: true });
+    button.type = "button";
+    button.className = "larger-button";
+    button.addEventListener("click", () => show(!box.matches(".larger")));
+    show(false);
+    plot.after(button);
   }
 });
 

@@ -207,7 +207,7 @@ def test_a_page_is_printed_light_and_without_bars(reader):
     assert tab.evaluate("document.documentElement.dataset.theme") == "light"
     assert tab.locator(BARS).count() == 0
     assert tab.locator(".toggle-hidden:visible").count() == 0
-    for kind in ("h1", "article img", "article pre"):
+    for kind in ("h1", "article svg.plot", "article pre"):
         assert tab.locator(f"{kind}:visible").count() > 0, kind
     cut = """() => [...document.querySelectorAll("article *")].filter(element =>
         !element.closest("svg") && element.getClientRects().length &&

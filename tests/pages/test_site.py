@@ -106,16 +106,31 @@ def test_no_page_takes_anything_from_the_network(site):
 
 
 def test_pages_are_light(site):
-    """Each with all that it loads; and all of them with every library."""
+    """Each with all that it loads and all fonts; and all of them with every library."""
+    fonts = {*(site / "_static/fonts").glob("*.woff2")}
+    assert len(fonts) == 6
     loaded = {
         path: {target(path, link)[0] for link in page.loads if inside(link)}
         for path, page in pages(site).items()
         if path.name != "index.html"  # it only leads to the first page
     }
-    sizes = {path: sum(f.stat().st_size for f in {path, *files}) for path, files in loaded.items()}
+    sizes = {path: sum(f.stat().st_size for f in fonts | {path, *loaded[path]}) for path in loaded}
     heavy = {path for path, size in sizes.items() if size > LIMIT and path.parent.name != "api"}
     assert not heavy, "but for the reference"
     assert sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) < 30e6
+
+
+def test_figures_are_part_of_the_page(site):
+    """Drawn as SVG, each with its text, without the fonts of the machine that drew it."""
+    for chapter in claims.chapters():
+        text = (site / f"notebooks/{chapter}.html").read_text(encoding="utf-8")
+        plots = re.findall(r"<svg[^>]*class=\"plot\".*?</svg>", text, re.DOTALL)
+        assert plots, chapter
+        assert not re.search("<img|DejaVu|<style|<metadata", "".join(plots))
+        for plot in plots:
+            assert re.search('role="img" aria-label="[^"]{20,}"', plot), plot[:200]
+            used = set(re.findall(r'(?:href="|url\()#([^")]+)', plot))
+            assert used <= set(re.findall(' id="([^"]+)"', plot)), "it uses names of its own"
 
 
 def test_the_scorecard_has_each_claim_and_each_is_in_the_evidence_of_one_notebook(site):
