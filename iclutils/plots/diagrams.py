@@ -156,36 +156,24 @@ def descent_step(
 
 
 def dual_head(
-    looks: Mapping[str, tuple[float, float]],
-    adds: Sequence[float],
-    is_start: Sequence[bool],
-    columns: tuple[str, str, str],
+    shares: Mapping[str, tuple[float, float]], is_start: Sequence[bool], columns: tuple[str, str]
 ) -> Figure:
     """Draw a head as a kernel smoother and as its dual model (Ren & Liu 2024), a row for each group
-    of tokens: the attention on it and on one token of it, and what it adds to the output; the rows
-    of the start are grey."""
-    figure, axes = canvas(3, 4.6, 1.0 + 0.3 * len(looks), width_ratios=[1, 1, 1.7], sharey=True)
+    of tokens: its share of the attention, and its share of the output; the start is grey."""
+    figure, axes = canvas(2, 5.2, 0.9 + 0.3 * len(shares), sharey=True)
     colours = [GREY if start else BLUE for start in is_start]
-    for column, shares in zip(axes, zip(*looks.values(), strict=True), strict=False):
-        column.barh(range(len(looks)), shares, 0.6, color=colours)
-        for row, share in enumerate(shares):
-            column.text(share + 0.03, row, f"{share:.2f}" if share else "", va="center", size=9)
-        column.set(xlim=(0, 1.75 * max(map(max, looks.values()))), xticks=[])
+    for column, parts, title in zip(axes, zip(*shares.values(), strict=True), columns, strict=True):
+        column.barh(range(len(shares)), parts, 0.6, color=colours)
+        for row, part in enumerate(parts):
+            said = f"{100 * part:.0f} %".replace("-", "\N{MINUS SIGN}")
+            column.text(max(part, 0) + 0.01, row, said, va="center", size=9)
+        column.set(xlim=(min(0, *parts), 1.3 * max(parts)), xticks=[])
         column.spines["bottom"].set_visible(False)
-    last, end = axes[-1], 0.0
-    for row, (part, colour) in enumerate(zip(adds, colours, strict=True)):
-        last.barh(row, part, 0.6, left=end, color=colour)
-        end += part
-        said = f"{part:+.2f}".replace("-", "−")
-        last.text(max(end, end - part) + 0.03, row, said, va="center", size=9)
-        last.plot([end] * 2, [row, row + 1], color=GREY, lw=0.8)
-    last.barh(len(adds), end, 0.6, color=ORANGE)
-    last.spines["left"].set_position(("data", 0))
-    last.set(xlim=(min(0.0, *adds) - 0.03, 1.35 * end), xticks=[0, 1], ylim=(len(adds) + 0.5, -0.5))
-    axes[0].set_yticks(range(len(adds) + 1), [*looks, "output"])
-    for column, title in zip(axes, columns, strict=True):
+        column.spines["left"].set_position(("data", 0))
         column.tick_params(length=0, labelsize=9)
         column.set_title(title, size=9, loc="left")
+    axes[0].set_yticks(range(len(shares)), list(shares))
+    axes[0].invert_yaxis()
     return figure
 
 

@@ -124,7 +124,7 @@
       const shares = m.weights.map((w, i) => `${i === DEMOS ? "the last token" : `example ${i + 1}`} ${Math.round(100 * w)} percent`).join(", ");
       const said = `The query looks at ${shares}. The examples move the output from ${pair(m.start)} to ${pair(m.end)}.`;
       const view = `<div class="live-row-of">${plane("k", "Keys: where the query looks", `The keys. ${said}`, m.keys, m, state, [query], arrow)}${plane("v", "Values: what is added up", `The values. ${said}`, m.values, m, state, [stops], sums)}</div>` +
-        `<p class="live-note">A disc is as large as a token's share of the attention. Green: the last token, which asks. The arrow is its query; to keep the picture simple, its key is at the tip. Among the values, the square is what the last token adds, and the diamond is the head's output. On the line between them, the examples add their parts, one after the other.</p>`;
+        `<p class="live-note">A disc is as large as a token's share of the attention. (Scores are multiplied by 0.7 at first, about 1/√2, as in a head whose keys have two entries.) Green: the last token, which asks. The arrow is its query; to keep the picture simple, its key is at the tip. Among the values, the square is what the last token adds, and the diamond is the head's output. On the line between them, the examples add their parts, one after the other: this is what the head takes from its examples.</p>`;
       const numbers = [
         ["what the last token adds", pair(m.start), "square"],
         ["how far the examples move the output", m.length.toFixed(2), "straight from square to diamond"],
