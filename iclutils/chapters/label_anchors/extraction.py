@@ -1,8 +1,8 @@
 """Extraction: does the target read its answer from the label words, and in which layers?
 
 A layer's attention from the target to the label words is a classifier of the class that the *model*
-predicts; R_l is the share of all AUC above chance that layers up to l have gathered, earned again
-by a layer that repeats another. Source: Wang et al. 2023, section 2.3, appendix E."""
+predicts; a layer that repeats another scores as high. Source: Wang et al. 2023, section 2.3,
+appendix E."""
 
 import statistics
 from itertools import permutations
@@ -93,11 +93,3 @@ def auc_by_layer(
     """Return AUCROC_l: ``auc`` of every layer."""
     values = [auc(attention[:, layer], predicted) for layer in range(attention.shape[1])]
     return torch.tensor(values, dtype=torch.float64)
-
-
-def cumulative(aucs: Float[Tensor, "layer"]) -> Float[Tensor, "layer"]:
-    """Return R_l: the share of all AUC above chance that the layers up to l hold. Terms may be
-    negative, so it need not rise. NaN where AUCs are, or if they sum to chance."""
-    above = aucs - 0.5
-    total = above.sum()
-    return above.cumsum(0) / torch.where(total == 0, torch.nan, total)

@@ -133,8 +133,9 @@
       const text = ends.map((end, line) => {
         const own = m.tokens.slice(line ? ends[line - 1] : 0, end), about = Array(TOPICS.length).fill(0);
         for (const token of own) if (token < TOPICS.length * 8) about[Math.floor(token / 8)]++;
-        const most = Math.max(...about), topic = most ? TOPICS[about.indexOf(most)] : "";
-        return `<p>${own.map((token, i) => word(token, i + end - own.length)).join(" ")}</p><small>${topic && `(${topic})`}</small>`;
+        const most = Math.max(...about), leading = TOPICS.filter((_, i) => most && about[i] === most), topic = leading.length > 1 ? "mixed" : leading.join("");
+        const shown = own.map((token, i) => word(token, i + end - own.length)), last = shown.splice(-3).join("\u00a0"); // text : label, never parted
+        return `<p>${[...shown, last].join(" ")}</p><small>${topic && `(${topic})`}</small>`;
       }).join("");
       const rows = m.names.map((name, i) => [name, [m.before[i], "grey"], [m.now[i], "b"]]);
       const flow = m.into.map((value, layer) => [`layer ${layer}`, [value, "a"], [m.out[layer], "b"]]);
@@ -145,7 +146,7 @@
       const kinds = ` Underlined: label words.${few ? ` Dotted: ${others(state)}.` : ""}`;
       const struck = m.off.size ? ` <b>Struck through: cut off in ${layers}.</b>` : "";
       const unknown = m.unknown.length ? ` The network does not know: ${Live.escaped(m.unknown.join(", "))}.` : "";
-      const view = `<div class="live-prompt" aria-hidden="true">${text}</div><p class="live-note">${blue}${kinds}${struck} Pale: words without a topic. In brackets: what most words of a line are about.${unknown}</p>` +
+      const view = `<div class="live-prompt" aria-hidden="true">${text}</div><p class="live-note">${blue}${kinds}${struck} Pale: words without a topic. In brackets: what most words of a line are about, or “mixed” where no topic leads.${unknown}</p>` +
         pairs("How likely each label is: without a cut (grey), and now (below it)", rows);
       const more = `<div class="live-row-of">${pairs(`${m.salient ? "Share of a layer’s saliency" : "Attention"}: text to label word (above), label words to the end (below)`, flow)}</div>`;
       const numbers = [

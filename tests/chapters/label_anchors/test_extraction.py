@@ -13,7 +13,6 @@ from iclutils.chapters.label_anchors.extraction import (
     auc,
     auc_by_layer,
     correlation_within_layers,
-    cumulative,
     label_attention,
     label_reading,
 )
@@ -66,12 +65,7 @@ def test_no_attention_counts_as_even_and_undefined_areas_are_nan():
     assert auc(torch.zeros(3, 3), torch.arange(3)) == 0.5
     scores = torch.rand(5, 3)
     layers = auc_by_layer(scores[:, None].expand(5, 4, 3), torch.zeros(5, dtype=torch.long))
-    for values in (layers, cumulative(layers), cumulative(torch.full((4,), 0.5))):
-        assert bool(values.isnan().all())
-
-
-def test_r_gathers_what_is_above_chance():
-    assert cumulative(torch.tensor([0.5, 0.75, 0.25, 1.0])).tolist() == [0, 0.5, 0, 1]
+    assert bool(layers.isnan().all())
 
 
 def test_depth_alone_is_no_correlation():
