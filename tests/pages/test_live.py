@@ -430,7 +430,7 @@ BETS = {  # of each figure: which choice is right, and what the reader does to f
     "induction": (0, [("How long", "1"), ("How long", "2")]),
     "copies": (1, [(OFF, "0.2")]),
     "labels": (0, [(CUT, "labels"), (CUT, "random")]),
-    "points": (1, [(SCALE, "10")]),
+    "points": (2, [("Close together",)]),
     "step": (1, [(LAYER, "9")]),
     "waves": (2, [(SCALE, "5")]),
     "smoother": (1, [(f"key, {way}", value) for at in (("0.7", "0.5"), ("2", "1.5"))
@@ -527,7 +527,7 @@ def test_a_bet_says_what_else_the_reader_sees(reader):
 
 TASKS = {  # of each figure: number of a task, a state in the address, then what the reader does
     "induction": (3, "model=detour", ("Head to look at", "1.0")),
-    "points": (2, "count=2&point=2&a1=1&b1=0&y1=0.5&a2=1&b2=0.1&y2=0.5", ("label y", "1.5")),
+    "points": (1, "", ("Labels times", "5")),
     "labels": (1, "", ("Label of the text", "Alpha"), ("Label of the text", "Ember")),
     "step": (1, "", ("Your step", "6.1"), (LAYER, "9")),
     "waves": (2, "point=6", ("label y", "-1")),
@@ -633,8 +633,8 @@ def test_points_are_dragged_by_touch(reader, name):
         return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
     (x, y), scrolled = at(), tab.evaluate("scrollY")
-    swiped(tab, x, y, 20, -50)
-    soon(lambda: max(abs(a - b) for a, b in zip(at(), (x + 20, y - 50), strict=True)) < 4, True)
+    swiped(tab, x, y, 20, -30)
+    soon(lambda: max(abs(a - b) for a, b in zip(at(), (x + 20, y - 30), strict=True)) < 4, True)
     assert tab.evaluate("scrollY") == scrolled
 
 
