@@ -177,40 +177,6 @@ def dual_head(
     return figure
 
 
-def patched_edge(
-    clean: float, corrupt: float, patched: float, edge: tuple[str, str], unit: str
-) -> Figure:
-    """Draw one edge patched (Wang et al. 2022): the clean run, the corrupt run, the clean run in
-    which what one component passes to another is the corrupt run's; and what each gives."""
-    axes = _sheet(6.6, 3.5)
-    runs = (
-        ("clean", "our row", clean, BLUE),
-        ("corrupt", "another row", corrupt, ORANGE),
-        ("patched", "our row, one wrong note", patched, BLUE),
-    )
-    for i, (name, what, value, colour) in enumerate(runs):
-        left = 0.35 + 2.2 * i
-        ways = {"prompt": (0.75, 0.75), edge[0]: (0.3, 1.3), edge[1]: (1.2, 1.75)}
-        nodes = {k: (left + x, y) for k, (x, y) in {**ways, "answer": (0.75, 2.25)}.items()}
-        first, second = edge
-        ends = [("prompt", first), ("prompt", second), (first, "answer"), (second, "answer"), edge]
-        for writer, reader in ends:
-            (x, y), (to, up) = nodes[writer], nodes[reader]
-            swapped = name == "patched" and (writer, reader) == edge
-            after = name == "patched" and writer == second
-            aside = 0.1 if (writer, reader) == edge else 0.0
-            start, end = (x + aside, y + 0.14), (to - aside, up - 0.14)
-            paint = ORANGE if swapped else GREY if after else colour
-            _arrow(axes, start, end, paint, 3.0 if swapped else 1.5, "--" if after else "-")
-        for label, at in nodes.items():
-            mixed = name == "patched" and label in (edge[1], "answer")
-            _box(axes, at, label, 0.74, GREY if mixed else colour)
-        _say(axes, (left + 0.75, 2.95), name, size=10, weight="bold")
-        _say(axes, (left + 0.75, 2.7), what, size=9)
-        _say(axes, (left + 0.75, 0.42), f"{unit}\n{value:.2f}", size=9)
-    return axes.figure  # type: ignore[return-value]
-
-
 def _sheet(width: float, height: float) -> Axes:
     """Make a page without axes whose coordinates are inches."""
     plt.rcParams.update(STYLE)
@@ -244,12 +210,3 @@ def _line(
     order += colour not in (PALE, GREY)
     axes.plot(*zip(start, end, strict=True), color=colour, lw=0.5 + 4 * weight, alpha=0.9,
               solid_capstyle="round", zorder=order)  # fmt: skip
-
-
-def _arrow(
-    axes: Axes, start: Point, end: Point, colour: str, width: float, style: str = "-"
-) -> None:
-    way = {"arrowstyle": f"-|>,head_width={0.15 + 0.04 * width},head_length={0.3 + 0.05 * width}"}
-    axes.annotate("", end, start, zorder=2, arrowprops={
-        **way, "color": colour, "lw": width, "ls": style, "shrinkA": 0, "shrinkB": 0, "alpha": 0.9,
-    })  # fmt: skip

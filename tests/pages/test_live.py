@@ -427,7 +427,7 @@ def test_every_control_changes_the_picture(reader, name):
 
 SCALE, CUT, LAYER, WAY, OFF = "Labels times", "Cut off from", "How long", "They write", "Switch"
 BETS = {  # of each figure: which choice is right, and what the reader does to find out
-    "induction": (0, [("How long", "1"), ("How long", "2")]),
+    "induction": (1, [("Head to look at", "0.2")]),
     "copies": (1, [(OFF, "0.2")]),
     "labels": (0, [(CUT, "labels"), (CUT, "random")]),
     "points": (2, [("Close together",)]),

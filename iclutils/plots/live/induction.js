@@ -27,6 +27,13 @@
     return sum / (n - 1);
   }
 
+  // Mean attention to BOS, over the same places
+  function bosScore(pattern, n) {
+    let sum = 0;
+    for (let q = 1; q < n; q++) sum += pattern[q * n];
+    return sum / (n - 1);
+  }
+
   // Prefix matching: attention to what followed an earlier copy of the token, summed over earlier
   // copies, mean over the places that have one; NaN where nothing repeats
   function prefixScore(pattern, tokens) {
@@ -162,6 +169,7 @@
       const row = pattern.subarray(at * n, at * n + at + 1), k = row.indexOf(Math.max(...row));
       return k > 2 && tokens[k - 2] === tokens[at];
     }
+    const plain = (s, m) => s.model === "induction-3" && !s.off && s.from === "none" && m.count > 9;
     const trained = (s) => s.model === "induction-3" && Number(s.step) === 4;
 
     const page = {
@@ -172,18 +180,14 @@
         : model === "detour" ? "detour" : "induction-3-0"],
 
       bet: {
-        asks: "This network trained for 4000 steps, and now 15 of 15 letters are right. How many were right after the first 600 steps?",
-        choices: ["hardly any", "about half", "nearly all"],
-        deed: "Now move “How long it has trained” to 600 steps, then to 850.",
-        answer(s, m, memory, choice) {
-          if (s.model !== "induction-3" || s.from !== "none" || s.off || m.count < 10) return null;
-          memory[s.step] = m.right;
-          const [early, late] = [memory[1], memory[2]];
-          if (early === undefined && late === undefined) return null;
-          if (early === undefined || late === undefined)
-            return [undefined, `You bet on “${page.bet.choices[choice]}”. Now move it to ${early === undefined ? 600 : 850} steps, too.`];
-          const share = early / m.count;
-          return [share < 0.3 ? 0 : share < 0.7 ? 1 : 2, `After 600 steps ${early} of ${m.count} letters are right, after 850 steps ${late}.`];
+        asks: "When head 0.2 is off, no letter of the second copy is right. Where does this head look?",
+        choices: ["at the letter to copy, as head 1.3 does", "at the letter just before", "at BOS"],
+        deed: "Now choose head 0.2 under “Head to look at”.",
+        answer(s, m) {
+          if (!trained(s) || s.head !== "0.2" || !m.repeats) return null;
+          const looks = [m.prefix, previousScore(m.pattern, m.n), bosScore(m.pattern, m.n)], most = Math.max(...looks);
+          return [looks.indexOf(most), `The dark line in the map runs right below the diagonal: ${looks[1].toFixed(2)} of its attention goes to the letter just before. ` +
+            "But the network has just read that letter, and must copy another. What can such a look be good for?"];
         },
       },
 
@@ -193,7 +197,7 @@
         return [
           { kind: "checks", name: "off", label: "Switch heads off (layer.head)", class: "live-heads", options: heads.map((h) => [h, h]) },
           { kind: "select", name: "head", label: "Head to look at", options: heads.map((h) => [h, `head ${h}`]) },
-          ...(state.model === "induction-3" ? [{ kind: "range", name: "step", label: "How long it has trained", min: 0, max: 4, said: (i) => `${CHECKPOINTS[i]} training steps (saved: ${CHECKPOINTS.join(", ")})` }] : []),
+          ...(state.model === "induction-3" ? [{ kind: "range", more: true, name: "step", label: "How long it has trained", min: 0, max: 4, said: (i) => `${CHECKPOINTS[i]} training steps (saved: ${CHECKPOINTS.join(", ")})` }] : []),
           { kind: "text", more: true, name: "text", label: `Letters, up to ${2 * MOST} (a to z, A to Z)` },
           { kind: "actions", more: true, options: [
             ["Repeat it", (s) => ({ ...s, text: copied(readable(s.text).slice(0, MOST).join("")) })],
@@ -225,7 +229,7 @@
           `Blue: where head ${m.head.join(".")} looks from the framed ${word}. Touch a ${word} to look from there.` +
           `${unread && ` Left out, since no letters: ${Live.escaped(unread)}.`}${cut}`;
         const looks = bars(`From ${here} at place ${m.at} it looks at`, looked.map((k) => [`${nameOf(m.tokens[k])}, ${k}`, m.pattern[m.at * m.n + k], "a"]));
-        const likely = bars("The network says what comes next", top.map((v) => [nameOf(v), p[v], v === next ? "c" : "b"]));
+        const likely = bars("The network says what comes next", top.filter((v, i) => !i || p[v] >= 0.005).map((v) => [nameOf(v), p[v], v === next ? "c" : "b"]));
         const view = `${strip(m)}<p class="live-note">${note}</p><div class="live-row-of">` +
           `<div><p class="live-head">Where head ${m.head.join(".")} looks, from every place</p>${map(m)}</div>` +
           `<div class="live-aside">${looks}${likely}</div></div>`;
@@ -237,9 +241,9 @@
       },
 
       tasks: [
-        { text: "Stop the copying: switch off a single head, so that no token is right. Is it 1.3, which looks at what followed?",
-          seen: [(s, m) => trained(s) && s.from === "none" && m.off.length === 1 && m.count > 9 && m.right === 0],
-          found: (s, m) => `without head ${s.off} none of ${m.count} tokens is right. The induction heads of layer 1 are all on, and none of them matches prefixes above ${m.best.toFixed(2)}.` },
+        { text: "When did the network learn to copy? Find the two saved steps between which it happened.",
+          seen: [(s, m) => Number(s.step) === 1 && plain(s, m) && m.right < 5, (s, m) => Number(s.step) === 2 && plain(s, m) && m.right > 9],
+          found: () => "after 600 steps hardly a letter is right, and after 850 steps nearly all are." },
         { text: "Does head 1.3 look by the note of a head before it? Cut one path into its keys, so that its prefix matching falls below 0.1.",
           seen: [(s, m) => trained(s) && !s.off && s.into === s.head && s.from !== "none" && m.prefix < 0.1 && m.count > 14],
           found: (s, m) => `without this path, the prefix matching of head ${s.head} is only ${m.prefix.toFixed(2)}.` },
