@@ -82,6 +82,22 @@ def best_step(
     return BestStep((s / moment).diag(), float(rate), float(s.sum() - rate * gain) / 2)
 
 
+def best_rates(steps: int, xs: Float[Tensor, "batch n d"]) -> Float[Tensor, "step"]:
+    """Return the rates, one for each step from 0, of the least loss over w ~ N(0, I) and isotropic
+    queries, in float64, smallest first (their order changes no answer). Along an axis of Ŝ = (1/N)
+    Σ x_i x_iᵀ, of eigenvalue λ, the steps leave Π_k (1 - η_k λ) of w. This is a polynomial of value
+    1 at 0, so least squares over all axes of all contexts find the best; its roots are the 1/η_k.
+    They are real: such polynomials are orthogonal. For one rate for all steps see ``tune``."""
+    pairs = xs[:, :-1].double()
+    values = torch.linalg.eigvalsh(pairs.mT @ pairs / pairs.shape[-2]).flatten()
+    unit = values.mean()
+    powers = (values / unit)[:, None] ** torch.arange(1, steps + 1).to(values)
+    taken = torch.linalg.lstsq(powers, torch.ones_like(powers[:, :1])).solution[:, 0]
+    turned = torch.eye(steps).to(values).roll(1, 0)  # its eigenvalues are the η_k, times ``unit``
+    turned[:, -1] = taken.flip(0)
+    return torch.linalg.eigvals(turned).real.sort().values / unit
+
+
 class Tuned(NamedTuple):
     """The best settings of every step, and half the mean squared error of the query's answer."""
 

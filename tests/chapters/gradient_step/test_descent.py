@@ -12,7 +12,13 @@ from random_layers import seeded, some
 from scipy.optimize import minimize
 from torch.testing import assert_close
 
-from iclutils.chapters.gradient_step.descent import best_step, descend, predictor, tune
+from iclutils.chapters.gradient_step.descent import (
+    best_rates,
+    best_step,
+    descend,
+    predictor,
+    tune,
+)
 from iclutils.tasks.regression import Contexts, Task, sample
 
 seeds = st.integers(0, 10_000)
@@ -125,3 +131,43 @@ def test_a_search_without_gradients_finds_nothing_better(plus):
     for share in (1.0, 0.8):
         searched = minimize(value, share * np.array(best), method="Nelder-Mead")
         assert searched.fun > found.loss * (1 - 1e-7)
+
+
+def left_of_w(xs, rates):
+    """The expected loss over w and the query: every axis in turn as w, by explicit descent."""
+    axes = torch.eye(xs.shape[-1]).to(xs)[:, None]  # (d, 1, d)
+    left = descend(xs.expand(len(axes), *xs.shape), xs.movedim(-1, 0), rates).weights[-1] - axes
+    return float(left.square().sum((0, 2)).mean()) / 24  # half, and inputs of variance 1/12
+
+
+def test_one_rate_is_that_of_the_closed_form():
+    """Exactly, on all contexts of three pairs of signs; and nearly, on contexts that were drawn."""
+    signs = torch.tensor(list(product([-1.0, 1.0], repeat=6))).double().unflatten(1, (3, 2))
+    contexts_of_signs = torch.cat([signs, torch.ones(64, 1, 2)], 1)
+    assert best_rates(1, contexts_of_signs).tolist() == pytest.approx([best_step(2, 3, 1, 1).rate])
+    drawn = best_rates(1, contexts(20_000).xs)
+    assert drawn.tolist() == pytest.approx([best_step(10, 10, 1 / 12, 1 / 80).rate], rel=0.01)
+
+
+def test_as_many_steps_as_axes_leave_nothing():
+    """Of one context: each step has the rate that ends the error along one axis."""
+    xs = contexts(1).xs[..., :4]
+    values = torch.linalg.eigvalsh(xs[0, :-1].mT @ xs[0, :-1] / 10)
+    found = best_rates(4, xs)
+    assert_close(found, (1 / values).flip(0), rtol=1e-6, atol=0)
+    assert left_of_w(xs, found) < 1e-20
+
+
+@pytest.mark.parametrize("steps", [2, 5])
+def test_no_search_finds_better_rates(steps):
+    """By explicit descent, from the rates found and from near the best single rate."""
+    drawn = contexts(300)
+    found, single = best_rates(steps, drawn.xs), tune(steps, drawn.xs, drawn.ys)[-1].rates
+    least = left_of_w(drawn.xs, found)
+    assert least < 0.95 * left_of_w(drawn.xs, single)
+    assert left_of_w(drawn.xs, found.flip(0)) == pytest.approx(least)
+    apart = single * torch.linspace(0.8, 1.2, steps).double()  # equal rates are a saddle
+    for start in (found, apart):
+        searched = minimize(lambda point: left_of_w(drawn.xs, np.exp(point)), start.log().numpy())
+        assert searched.fun == pytest.approx(least, rel=1e-5)
+        assert searched.fun > least * (1 - 1e-9)
