@@ -53,11 +53,11 @@
     first: { rate: 0, at: 0 }, // weights of ten training steps (book/_ext/live.py)
     needs: () => ["lsa-1"],
     bet: {
-      asks: "The square is the layer before its training. Which way does it take while it is trained?",
-      choices: ["down along the curve", "off the curve, above it", "off the curve, below it"],
-      deed: "Now move “How long it has trained” to the end, point by point.",
-      answer: (s, m) => (Number(s.at) === 9
-        ? [m.above > 0.05 ? 1 : 0, `After ${m.highest.step} training steps the layer is ${m.above.toFixed(2)} above the curve. It answers worse than a gradient step of its rate, for its weights still mix the coordinates of x. In the end it is back on the curve, near the lowest point. (Even the best step goes only half the way: ten points are few for ten numbers in x, and a longer step often overshoots.)`] : null),
+      asks: "Square: the layer, before its training. Its rate is how strongly its weights count the labels. Where will it be after 60 training steps?",
+      choices: ["on the curve", "above the curve", "below the curve"],
+      deed: "Now move “How long it has trained” to 60 training steps.",
+      answer: (s, m) => (Number(s.at) === 6
+        ? [m.above > 0.05 ? 1 : 0, `It is ${m.above.toFixed(2)} above the curve: it answers worse than a gradient step of its rate, because its weights still mix the ten numbers of x. In the end it is back on the curve, near the lowest point. (Even the best step goes only half the way: ten points are few for ten numbers in x, and a longer step often overshoots.)`] : null),
     },
     fields: () => [
       { kind: "range", name: "at", label: "How long it has trained", min: 0, max: 9, said: (i) => `${[0, 30, 40, 45, 50, 55, 60, 80, 100, 3000][i]} training steps` },
@@ -77,15 +77,13 @@
         `<path class="live-axis" d="M${left} ${top}v${height}h${width}"/>${ticks}<text x="${left + width / 2}" y="${top + height + 36}" text-anchor="middle">length of the gradient step (its rate)</text><text x="${left + 6}" y="${top + 12}">how wrong (loss)</text>` +
         `<path class="live-line live-a" d="${curve}"/>${trail}` +
         `${moved ? `<circle class="live-a" cx="${x(state.rate)}" cy="${y(mine)}" r="7"/>` : ""}<rect class="live-b" x="${(x(layer.rate) - 6).toFixed(1)}" y="${(y(layer.loss) - 6).toFixed(1)}" width="12" height="12"/></svg>` +
-        `<p class="live-note">Curve: one gradient step. Square: the layer, at the rate that its weights have. Grey: the layer earlier in training. Dashed, above: where one step of this rate turns the flat line, and its answer (on average, drawn for one number in x instead of ten).${moved ? " Disc: your step." : ""}</p>`;
+        `<p class="live-note">Curve: one gradient step. Square: the layer, at its rate (how strongly its weights count the labels). Grey: the layer earlier in training. Dashed, above: where one step of this rate turns the flat line, and its answer (on average, drawn for one number in x instead of ten).${moved ? " Disc: your step." : ""}</p>`;
       const numbers = [
         ["loss of the layer", layer.loss.toFixed(3), `at rate ${rounded(layer.rate)}; half the mean squared error, on ${CONTEXTS} prompts`],
         ["loss of a gradient step at this rate", same.toFixed(3), "on the curve"],
         ...(moved ? [["loss of your step", mine.toFixed(3), `at rate ${Number(state.rate).toFixed(1)}`]] : []),
       ];
-      const over = (net) => placed(net).loss - lossOf(placed(net).rate);
-      const highest = nets.reduce((a, b) => (over(b) > over(a) ? b : a));
-      return { numbers, view, said, mine, layer, last, highest, above: over(highest), best: lossOf(BEST) };
+      return { numbers, view, said, mine, layer, last, above: layer.loss - same, best: lossOf(BEST) };
     },
 
     tasks: [
