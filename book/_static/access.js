@@ -50,7 +50,8 @@ window.addEventListener("DOMContentLoaded", () => {
   for (const part of document.querySelectorAll("details.drawer > section")) {
     const fold = document.createElement("details"), head = document.createElement("summary");
     fold.className = "printed";
-    head.append(part.querySelector("h3"));
+    const nodes = [...part.childNodes];
+    head.append(...nodes.slice(0, nodes.indexOf(part.querySelector("h3")) + 1)); // with the targets of links before it
     fold.append(head, ...part.childNodes);
     part.append(fold);
   }

@@ -203,7 +203,7 @@ def test_coursework_names_every_question():
 
 
 def test_the_question_that_students_see_is_one_of_the_homework():
-    shown = page("students").partition("## What a question looks like")[2].partition("\n## ")[0]
+    shown = page("students").partition("## A question")[2].partition("\n## ")[0]
     master = "\n".join(source(cell) for cell in read_json(MASTERS[0])["cells"])
     task = re.findall(r"^> ?(.*)$", shown, re.MULTILINE)
     task, stub = "\n".join(task[2:]), re.search(r"```python\n(.*)    \.\.\.", shown, re.DOTALL)[1]
