@@ -57,6 +57,33 @@ def isolate(
     return collect(cut, *passes, lambda some, _: target_logits(model, some, hooks(some)))
 
 
+def read_edges(prompts: Prompts) -> Bool[Tensor, "batch dest src"]:
+    """Return the edges from the label words to the last token."""
+    place = torch.arange(prompts.tokens.shape[1], device=prompts.label_pos.device)
+    is_label = (place == prompts.label_pos[..., None]).any(1)  # (batch, pos)
+    return is_label[:, None] & (place == prompts.target[:, None])[..., None]
+
+
+def hide(
+    model: TransformerBridge,
+    prompts: Prompts,
+    layers: Iterable[int],
+    positions: Positions | None = None,
+    batch_size: int | None = None,
+) -> Answers:
+    """Return the answers when the last token cannot look at the label words, or at other
+    ``positions``, in each of the ``layers``. ``isolate`` stops what label words gather; this stops
+    only what is read from them."""
+    layers = list(layers)
+    cut = prompts if positions is None else replace(prompts, label_pos=positions)
+
+    def passes(some: Prompts, _: object) -> Tensor:
+        unseen = dict.fromkeys(layers, read_edges(some))
+        return target_logits(model, some, cut_attention(model, unseen))
+
+    return collect(cut, batch_size, "hiding", passes)
+
+
 def random_positions(prompts: Prompts, generator: torch.Generator) -> Positions:
     """Draw the control: for each prompt as many random positions as it has label words, none of
     them one, from 0 .. q-2 without replacement. The paper's code draws anew for every layer, so

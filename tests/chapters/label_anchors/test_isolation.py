@@ -12,10 +12,12 @@ from random_prompts import prompts_strategy, random_prompts, two_sets
 from iclutils.chapters.label_anchors.answers import answers
 from iclutils.chapters.label_anchors.isolation import (
     cut_edges,
+    hide,
     isolate,
     isolation,
     random_by_set,
     random_positions,
+    read_edges,
     wrong_positions,
 )
 from iclutils.interp.kv_cache import demonstrations
@@ -36,6 +38,31 @@ def test_the_last_layer_is_blind(gpt2):
     first, last = (isolate(gpt2, prompts, [la]).class_logits for la in (0, gpt2.cfg.n_layers - 1))
     torch.testing.assert_close(last, clean, atol=1e-5, rtol=1e-5)
     assert (first - clean).abs().max() > 0.1
+
+
+def test_only_the_last_token_loses_sight_of_the_label_words():
+    prompts = random_prompts(seed=2, count=4, longest=3)
+    places = zip(prompts.target.tolist(), prompts.label_pos.tolist(), strict=True)
+    for edges, (last, labels) in zip(read_edges(prompts), places, strict=True):
+        assert {*map(tuple, edges.nonzero().tolist())} == {(last, p) for p in labels}
+
+
+def test_what_is_hidden_has_no_attention_and_the_rest_of_the_row_takes_it(gpt2):
+    """A softmax without some scores is the rest of the row, divided by its sum."""
+    prompts = random_prompts(count=1)
+    (last,), (labels,) = prompts.target.tolist(), prompts.label_pos.tolist()
+    hook = "blocks.0.attn.hook_pattern"
+
+    def renormalised(pattern, hook):  # (batch, head, query, key)
+        row = pattern[:, :, last].clone()
+        row[..., labels] = 0
+        pattern[:, :, last] = row / row.sum(-1, keepdim=True)
+        return pattern
+
+    logits = gpt2.run_with_hooks(prompts.tokens, fwd_hooks=[(hook, renormalised)])[0, last]
+    found = hide(gpt2, prompts, [0]).class_logits[0]
+    torch.testing.assert_close(found, logits[prompts.label_words[0]], atol=1e-4, rtol=1e-4)
+    assert (found - answers(gpt2, prompts).class_logits[0]).abs().max() > 1e-2
 
 
 PLACES = {  # of two sets of demonstrations: alike within a set or not, and in the query
