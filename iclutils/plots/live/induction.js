@@ -115,9 +115,10 @@
       const loss = asked.reduce((sum, i) => sum - Math.log(places[i][tokens[i + 1]]) / asked.length, 0);
       const scores = Array.from({ length: layers }, (_, layer) => all(layer).map((head) => prefixScore(square(run, head), tokens)));
       const head = headOf(state.head), prefix = scores[head[0]][head[1]];
-      const best = Math.max(...everyHead.filter((one) => !off.includes(one.join("."))).map(([layer, h]) => scores[layer][h]), -1);
+      const on = everyHead.filter((one) => !off.includes(one.join("."))).map(([layer, h]) => [`${layer}.${h}`, scores[layer][h]]);
+      const [leader, best] = on.reduce((a, b) => (a[1] >= b[1] ? a : b), ["none", NaN]);
       const at = Math.min(state.place, n - 1);
-      return { tokens, n, run, asked, places, guesses, right, loss, prefix, roles, head, at, off, best, keys: hooks.keys,
+      return { tokens, n, run, asked, places, guesses, right, loss, prefix, roles, head, at, off, best, leader, keys: hooks.keys,
         count: asked.length, repeats: repeats.length > 0, silent: off.includes(state.head), pattern: square(run, head) };
     }
 
@@ -220,7 +221,7 @@
         const numbers = [
           [`${word}s right`, count ? `${m.right} of ${count}` : "–", m.repeats ? "in the second copy" : "nothing repeats"],
           ["how wrong it is there (loss)", count ? m.loss.toFixed(2) : "–", `0 is perfect; blind guessing: ${Math.log(m.run.vocab).toFixed(2)}`],
-          [`head ${m.head.join(".")} looks at the right place`, m.silent ? "off" : number(m.prefix, 2), `of its attention; the best head${m.off.length ? " that is on" : ""}: ${m.best < 0 ? "–" : number(m.best, 2)}`],
+          [`head ${m.head.join(".")} looks at the right place`, m.silent ? "off" : number(m.prefix, 2), `of its attention; best${m.off.length ? " that is on" : ""}: ${Number.isNaN(m.best) ? "–" : `head ${m.leader} with ${number(m.best, 2)}`}`],
         ];
         const list = (heads) => [...new Set(heads.map((one) => one.join(".")))].join(", ");
         const cut = m.keys.length ? ` Cut: the keys of ${list(m.keys.map(({ to }) => to))} get the output that ${list(m.keys.map(({ from }) => from))} has on a sequence of other letters.` : "";
