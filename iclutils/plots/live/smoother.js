@@ -60,7 +60,7 @@
   // last token lies below the others, and yields to them: a key on the query can be dragged away.
   function plane(kind, title, said, points, m, state, lines, below) {
     const discs = [DEMOS, 0, 1, 2, 3].map((i) => ({ i, x: px(points[2 * i]), y: py(points[2 * i + 1]), r: 40 * Math.sqrt(m.weights[i]),
-      text: `${i !== DEMOS ? i + 1 : kind === "k" ? "query" : "last"}: ${Math.round(100 * m.weights[i])} %` }));
+      text: `${i !== DEMOS ? i + 1 : "last"}: ${Math.round(100 * m.weights[i])} %` }));
     const labels = beside(discs, lines);
     const marks = discs.map(({ i, x, y, r, text }, k) => {
       const own = i === DEMOS, at = `cx="${x.toFixed(1)}" cy="${y.toFixed(1)}"`;
@@ -96,7 +96,7 @@
 
     fields(state) {
       const i = state.point, coordinate = (name, label) => ({ kind: "range", more: true, name: `${name}${i}`, label, min: -EDGE, max: EDGE, step: 0.05, said: signed });
-      const key = i === OWN ? "the query, and the last key" : "its key";
+      const key = i === OWN ? "its query and key" : "its key";
       return [
         { kind: "range", name: "sharp", label: "Multiply all attention scores by", min: 0.1, max: 4, step: 0.1, said: (v) => Number(v).toFixed(1) },
         { kind: "radios", more: true, name: "point", label: "Token to move (or drag it)", options: Array.from({ length: OWN }, (_, k) => [String(k + 1), k === DEMOS ? "last" : `${k + 1}`]) },
@@ -122,15 +122,15 @@
       const sums = `<path class="live-line live-b" style="stroke-dasharray: none" d="${path(stops)}"/>` +
         `<rect class="live-c" x="${(x0 - 5).toFixed(1)}" y="${(y0 - 5).toFixed(1)}" width="10" height="10"/><path class="live-b" d="M${x1.toFixed(1)} ${(y1 - 8).toFixed(1)}l8 8l-8 8l-8 -8z"/>`;
       const shares = m.weights.map((w, i) => `${i === DEMOS ? "the last token" : `example ${i + 1}`} ${Math.round(100 * w)} percent`).join(", ");
-      const said = `The query looks at ${shares}. The examples move the output from ${pair(m.start)} to ${pair(m.end)}.`;
+      const said = `The query looks at ${shares}. The update moves the output from the start, ${pair(m.start)}, to ${pair(m.end)}.`;
       const view = `<div class="live-row-of">${plane("k", "Keys: where the query looks", `The keys. ${said}`, m.keys, m, state, [query], arrow)}${plane("v", "Values: what is added up", `The values. ${said}`, m.values, m, state, [stops], sums)}</div>` +
-        `<p class="live-note">A disc is as large as a token's share of the attention. (Scores are multiplied by 0.7 at first, about 1/√2, as in a head whose keys have two entries.) Green: the last token, which asks. The arrow is its query; to keep the picture simple, its key is at the tip. Among the values, the square is what the last token adds, and the diamond is the head's output. On the line between them, the examples add their parts, one after the other: this is what the head takes from its examples.</p>`;
+        `<p class="live-note">A disc is as large as a token's share of the attention. (Scores are multiplied by 0.7 at first, about 1/√2, as in a head whose keys have two entries.) Green: the last token, which asks. The arrow is its query; to keep the picture simple, its key is at the tip. Among the values, the square is the start: what the last token adds. The diamond is the head's output. On the line between them, the examples add their parts, one after the other: together, these are the update.</p>`;
       const numbers = [
-        ["what the last token adds", pair(m.start), "square"],
-        ["how far the examples move the output", m.length.toFixed(2), "straight from square to diamond"],
-        ["output", pair(m.end), "diamond: both together"],
+        ["start", pair(m.start), "square: what the last token adds"],
+        ["length of the update", m.length.toFixed(2), "straight from square to diamond"],
+        ["output", pair(m.end), "diamond: start and update together"],
       ];
-      const more = `<p class="live-note">For task 2: the linear model W of features φ answers each key k<sub>i</sub> of an example with Wφ(k<sub>i</sub>). Before and after its step, the summed similarity of these answers to the values v<sub>i</sub> is ${to(m.similarity)}, and their distance from the values (root mean square) is ${to(m.distance)}.</p>`;
+      const more = `<p class="live-note">For task 2: the dual model, a matrix W on features φ, answers each key k<sub>i</sub> of an example with Wφ(k<sub>i</sub>). Before and after its step, the summed similarity of these answers to the values v<sub>i</sub> is ${to(m.similarity)}, and their distance from the values (root mean square) is ${to(m.distance)}.</p>`;
       return { numbers, view, said, more, ...m };
     },
 
@@ -138,12 +138,12 @@
       { text: "A smoother or a look-up? Make one example take at least 90 % of the attention.",
         seen: [(s, m) => Math.max(...m.weights.slice(0, DEMOS)) >= 0.9],
         found: (s, m) => `example ${m.weights.indexOf(Math.max(...m.weights)) + 1} has ${Math.round(100 * Math.max(...m.weights))} %, and the output ${pair(m.end)} is nearly its value: a head that is sharp enough looks up.` },
-      { text: "When you have read “Is that learning?”, below: drag something, and the note above this list says how similar the answers of the linear model are to the values, and how distant, before and after its step. The similarity always rises. Leave the attention scores at 0.7 times, and make the distance rise, too, by 0.1 at least.",
+      { text: "When you have read “Is that learning?”, below: drag something, and the note above this list says how similar the answers of the dual model are to the values, and how distant, before and after its step. The similarity always rises. Leave the attention scores at 0.7 times, and make the distance rise, too, by 0.1 at least.",
         seen: [(s, m) => Number(s.sharp) === first.sharp && m.distance[1] > m.distance[0] + 0.1],
         found: (s, m) => `the similarity rises (${to(m.similarity)}), and yet the distance grows (${to(m.distance)}): the step does not minimise an error.` },
-      { text: "Let what the examples add vanish: they keep at least half of the attention, each value is at least 0.5 from 0, and the diamond is less than 0.05 from the square.",
+      { text: "Let the update vanish: the examples keep at least half of the attention, each value is at least 0.5 from 0, and the diamond is less than 0.05 from the square.",
         seen: [(s, m) => m.weights[DEMOS] <= 0.5 && m.length < 0.05 && VALUES.slice(1).every((_, i) => Math.hypot(...m.values.slice(2 * i, 2 * i + 2)) >= 0.5)],
-        found: (s, m) => `the examples have ${Math.round(100 * (1 - m.weights[DEMOS]))} % of the attention, but what they add cancels: ${m.length.toFixed(2)}.` },
+        found: (s, m) => `the examples have ${Math.round(100 * (1 - m.weights[DEMOS]))} % of the attention, but what they add cancels: the update has length ${m.length.toFixed(2)}.` },
     ],
   });
 }
