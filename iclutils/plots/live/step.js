@@ -47,20 +47,22 @@
       `<path class="live-axis" stroke-dasharray="3 3" d="M${across(ask)} ${up(ask)}V${up(0)}"/><circle class="live-b" cx="${across(ask)}" cy="${up(slope * ask).toFixed(1)}" r="5"/>` +
       `<text x="61" y="32">ten pairs (x, y)</text><text x="${across(ask)}" y="${up(0) + 16}" text-anchor="middle">x without y</text></svg>`;
   }
+  const ends = (m) => `At the end, it is back on the curve, near the lowest point: its loss is ${m.last.loss.toFixed(3)}. (Even the best step goes only half the way: ten points are few for ten numbers in x, and a longer step often overshoots.)`;
   Live.figure("step", {
     title: "The loss of a gradient step over its rate, and a layer in training",
     beside: true,
     first: { rate: 0, at: 0 }, // weights of ten training steps (book/_ext/live.py)
     needs: () => ["lsa-1"],
     bet: {
-      asks: "Square: the layer, before its training. Its rate is how strongly its weights count the labels. Where will it be after 60 training steps?",
+      asks: "The square is the layer, before its training. Where will it be after 60 training steps?",
       choices: ["on the curve", "above the curve", "below the curve"],
       deed: "Now move “How long it has trained” to 60 training steps.",
-      answer: (s, m) => (Number(s.at) === 6
-        ? [m.above > 0.05 ? 1 : 0, `It is ${m.above.toFixed(2)} above the curve: it answers worse than a gradient step of its rate, because its weights still mix the ten numbers of x. In the end it is back on the curve, near the lowest point. (Even the best step goes only half the way: ten points are few for ten numbers in x, and a longer step often overshoots.)`] : null),
+      answer: (s, m) => (Number(s.at) < 6 ? null
+        : [m.above > 0.05 ? 1 : 0, `After 60 training steps, it is ${m.above.toFixed(2)} above the curve: it answers worse than a gradient step of its rate, because its weights still mix the ten numbers of x. ${Number(s.at) === 9 ? ends(m) : "Now move it to the end."}`]),
+      later: (s, m) => (Number(s.at) === 9 ? [undefined, ends(m)] : null),
     },
     fields: () => [
-      { kind: "range", name: "at", label: "How long it has trained", min: 0, max: 9, said: (i) => `${[0, 30, 40, 45, 50, 55, 60, 80, 100, 3000][i]} training steps` },
+      { kind: "range", name: "at", label: "How long it has trained", min: 0, max: 9, said: (i) => `${[0, 30, 40, 45, 50, 55, 60, 80, 100, "the end, after 3000"][i]} training steps` },
       { kind: "range", more: true, name: "rate", label: "Your step of gradient descent: its rate", min: 0, max: MOST, step: 0.1, said: (v) => Number(v).toFixed(1) },
     ],
 
@@ -77,13 +79,13 @@
         `<path class="live-axis" d="M${left} ${top}v${height}h${width}"/>${ticks}<text x="${left + width / 2}" y="${top + height + 36}" text-anchor="middle">length of the gradient step (its rate)</text><text x="${left + 6}" y="${top + 12}">how wrong (loss)</text>` +
         `<path class="live-line live-a" d="${curve}"/>${trail}` +
         `${moved ? `<circle class="live-a" cx="${x(state.rate)}" cy="${y(mine)}" r="7"/>` : ""}<rect class="live-b" x="${(x(layer.rate) - 6).toFixed(1)}" y="${(y(layer.loss) - 6).toFixed(1)}" width="12" height="12"/></svg>` +
-        `<p class="live-note">Curve: one gradient step. Square: the layer, at its rate (how strongly its weights count the labels). Grey: the layer earlier in training. Dashed, above: where one step of this rate turns the flat line, and its answer (on average, drawn for one number in x instead of ten).${moved ? " Disc: your step." : ""}</p>`;
+        `<p class="live-note">Curve: one gradient step. Square: the layer. Grey: the layer earlier. Dashed, above: where a step of its rate turns the flat line, on average. Loss: half the mean squared error on ${CONTEXTS} prompts, so a small rise can be chance.${moved ? " Disc: your step." : ""}</p>`;
       const numbers = [
-        ["loss of the layer", layer.loss.toFixed(3), `at rate ${rounded(layer.rate)}; half the mean squared error, on ${CONTEXTS} prompts`],
-        ["loss of a gradient step at this rate", same.toFixed(3), "on the curve"],
+        ["loss of the layer", layer.loss.toFixed(3), `the square, at rate ${rounded(layer.rate)}`],
+        ["height of the curve here", same.toFixed(3), "one gradient step of this rate"],
         ...(moved ? [["loss of your step", mine.toFixed(3), `at rate ${Number(state.rate).toFixed(1)}`]] : []),
       ];
-      return { numbers, view, said, mine, layer, last, above: layer.loss - same, best: lossOf(BEST) };
+      return { numbers, view, said, mine, layer, last, above: placed(nets[6]).loss - lossOf(placed(nets[6]).rate), best: lossOf(BEST) };
     },
 
     tasks: [
