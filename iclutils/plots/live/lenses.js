@@ -56,7 +56,7 @@
     const said = Object.entries(GROUPS).map(([name, kind]) => `${groups[kind].length} ${CALLED[name]}: ${groups[kind].map(named).join(", ")}`).join("; ");
     return frame(drawn.join(""), `All heads: layers 0 to 29 across, heads 0 to 8 down. ${said}. Taken away: ${heads.map(named).join(", ") || "none"}.`);
   }
-  const EXPLAINED = { reader: "readers: look at the examples’ answers (in layer 0, a token knows only its own word)", matcher: "matchers: in repeated text, look at what came next", double: "double heads: do both", unlisted: "the others: random heads are some of these" };
+  const EXPLAINED = { reader: "readers: look at the examples’ answers (in layer 0, still words without context)", matcher: "matchers: in repeated text, look at what came next", double: "double heads: do both", unlisted: "the others: random heads are some of these" };
   const legend = () => `<ul class="live-legend">${Object.entries(EXPLAINED).map(([kind, said]) => `<li><svg viewBox="0 0 10 10" aria-hidden="true"><path class="live-${kind}" d="M0 0h10v10H0z"/></svg> ${said}</li>`).join("")}</ul>`;
 
   const bar = (kind, lead, most) => `<svg viewBox="${-most} 0 ${2 * most} 10" preserveAspectRatio="none" aria-hidden="true">` +
@@ -78,7 +78,7 @@
         const ways = Object.keys(WAYS);
         if (ways.some((way) => !memory[way])) return null;
         const lost = ways.filter((way) => memory[way][1] < 0).length;
-        return [lost, `“${m.prompt.answers[1]}” leads in ${["none", "one", "both"][lost]} of the two ways. The lead of “${m.prompt.answers[0]}” is now ${ways.map((way) => `${signed(memory[way][1])} (${WAYS[way]})`).join(", ")}. Outputs on the rival prompt speak for “${m.prompt.answers[1]}”; means only weaken “${m.prompt.answers[0]}”.`];
+        return [lost, `“${m.prompt.answers[1]}” leads in ${["none", "one", "both"][lost]} of the two ways. The lead of “${m.prompt.answers[0]}” is now ${ways.map((way) => `${signed(memory[way][1])} (${WAYS[way]})`).join(", ")}. What double heads write on the rival prompt speaks for “${m.prompt.answers[1]}”; their means only weaken “${m.prompt.answers[0]}”.`];
       },
     },
 
