@@ -3,7 +3,8 @@
 /* What is wider than the page can be reached, and so scrolled, with the keyboard, and says that it
    goes on; a few pixels are no more than a rounding. It is measured anew when it changes its size, or
    is unfolded. */
-window.addEventListener("load", () => {
+window.addEventListener("load", async () => {
+  await document.fonts.ready; // with other letters it would be wider
   const sizes = new ResizeObserver((changes) => {
     for (const { target } of changes) {
       const over = target.scrollWidth - target.clientWidth;
