@@ -61,9 +61,9 @@ def setup(app: Sphinx) -> ExtensionMetadata:
 
 
 def _tidy(app: Sphinx, page: str, template: str, context: Any, doctree: Any) -> None:
-    """Call the entries of a list of citations its items: their older role is for ``li`` alone. And
-    leave out of code the marks of what has no colour, a tenth of a page. And mark an arrow of two
-    signs, which a phone must not break."""
+    """Call the entries of a list of citations its items (their older role is for ``li`` alone);
+    mark an arrow of two signs, which a phone must not break; leave out of code the marks of what
+    has no colour, a tenth of a page."""
     if "body" in context:
         body = context["body"].replace('role="doc-biblioentry"', 'role="listitem"')
         body = body.replace('"pre">-&gt;<', '"pre arrow">-&gt;<')

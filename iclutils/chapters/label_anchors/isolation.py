@@ -27,10 +27,15 @@ def isolation(model: TransformerBridge, prompts: Prompts, layers: Iterable[int])
     return cut_attention(model, dict.fromkeys(layers, cut_edges(prompts)))
 
 
+def _places(prompts: Prompts) -> tuple[Int[Tensor, "pos"], Bool[Tensor, "batch pos"]]:
+    """Return the number of each place, and whether it holds a label word."""
+    place = torch.arange(prompts.tokens.shape[1], device=prompts.label_pos.device)
+    return place, (place == prompts.label_pos[..., None]).any(1)
+
+
 def cut_edges(prompts: Prompts) -> Bool[Tensor, "batch dest src"]:
     """Return the edges that isolation cuts: from everything before a label word into it."""
-    place = torch.arange(prompts.tokens.shape[1], device=prompts.label_pos.device)
-    is_label = (place == prompts.label_pos[..., None]).any(1)  # (batch, pos)
+    place, is_label = _places(prompts)
     return is_label[:, :, None] & (place < place[:, None])
 
 
@@ -59,8 +64,7 @@ def isolate(
 
 def read_edges(prompts: Prompts) -> Bool[Tensor, "batch dest src"]:
     """Return the edges from the label words to the last token."""
-    place = torch.arange(prompts.tokens.shape[1], device=prompts.label_pos.device)
-    is_label = (place == prompts.label_pos[..., None]).any(1)  # (batch, pos)
+    place, is_label = _places(prompts)
     return is_label[:, None] & (place == prompts.target[:, None])[..., None]
 
 

@@ -20,19 +20,13 @@
   const nameOfLetter = (id) => LETTER.get(id) ?? (id === BOS ? "BOS" : "other");
   const headOf = (text) => text.split(".").map(Number);
 
-  // Mean attention to the place before, over all places but the first: pattern (dest, src)
-  function previousScore(pattern, n) {
+  // Mean attention from every place q but the first to the place at(q): pattern (dest, src)
+  function meanLook(pattern, n, at) {
     let sum = 0;
-    for (let q = 1; q < n; q++) sum += pattern[q * n + q - 1];
+    for (let q = 1; q < n; q++) sum += pattern[q * n + at(q)];
     return sum / (n - 1);
   }
-
-  // Mean attention to BOS, over the same places
-  function bosScore(pattern, n) {
-    let sum = 0;
-    for (let q = 1; q < n; q++) sum += pattern[q * n];
-    return sum / (n - 1);
-  }
+  const before = (q) => q - 1, bos = () => 0;
 
   // Prefix matching: attention to what followed an earlier copy of the token, summed over earlier
   // copies, mean over the places that have one; NaN where nothing repeats
@@ -91,7 +85,7 @@
       const net = network(state, parts), tokens = read(state.text), n = tokens.length;
       const plain = Gpt2.forward(net, tokens);
       const square = (run, [layer, head]) => run.patterns[layer].subarray(head * n * n, (head + 1) * n * n);
-      const previous = all(0).map((head) => previousScore(square(plain, head), n));
+      const previous = all(0).map((head) => meanLook(square(plain, head), n, before));
       const most = Math.max(...previous);
       const roles = all(0).filter((_, h) => previous[h] > ROLE || previous[h] === most);
       const hooks = { ablate: [], keys: [] }, off = state.off.split(" ").filter(Boolean);
@@ -186,7 +180,7 @@
         deed: "Now choose head 0.2 under “Head to look at”.",
         answer(s, m) {
           if (!trained(s) || s.head !== "0.2" || !m.repeats) return null;
-          const looks = [m.prefix, previousScore(m.pattern, m.n), bosScore(m.pattern, m.n)], most = Math.max(...looks);
+          const looks = [m.prefix, meanLook(m.pattern, m.n, before), meanLook(m.pattern, m.n, bos)], most = Math.max(...looks);
           return [looks.indexOf(most), `The dark line in the map runs right below the diagonal: ${looks[1].toFixed(2)} of its attention goes to the letter just before. ` +
             "But the network has just read that letter, and must copy another. What can such a look be good for?"];
         },
