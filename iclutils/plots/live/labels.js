@@ -92,7 +92,7 @@
     first,
     needs: () => ["anchors-3"],
     bet: {
-      asks: "In layer 0, the first of four, we cut off the four label words, or four other words (dotted: eel, loom, drizzle, a colon). There, they cannot look at any earlier word. Which cut changes the answer?",
+      asks: "In layer 0, the first of four, we cut off the four label words (underlined), or four other words (dotted). There, they cannot look back. Which cut changes the answer?",
       choices: ["the label words", "four other words", "both cuts change it", "no cut changes it"],
       deed: "Now press the one cut, then the other.",
       answer(s, m, memory) {
@@ -146,8 +146,8 @@
       const kinds = ` Underlined: label words.${few ? ` Dotted: ${others(state)}.` : ""}`;
       const struck = m.off.size ? ` <b>Struck through: cut off in ${layers}.</b>` : "";
       const unknown = m.unknown.length ? ` The network does not know: ${Live.escaped(m.unknown.join(", "))}.` : "";
-      const view = `<div class="live-prompt" aria-hidden="true">${text}</div><p class="live-note">${blue}${kinds}${struck} Pale: words without a topic. In brackets: what most words of a line are about, or “mixed” where no topic leads.${unknown}</p>` +
-        pairs("How likely each label is: without a cut (grey), and now (below it)", rows);
+      const view = `<div class="live-prompt" aria-hidden="true">${text}</div><p class="live-note">${blue}${kinds}${struck} Pale: words without a topic. In brackets: the topic of most words of a line.${unknown}</p>` +
+        pairs("How likely each label is: without a cut (grey), and with the cut that you press (below it)", rows);
       const more = `<div class="live-row-of">${pairs(`${m.salient ? "Share of a layer’s saliency" : "Attention"}: text to label word (above), label words to the end (below)`, flow)}</div>`;
       const numbers = [
         ["the answer", m.answer, m.answer === m.was ? "as without a cut" : `without the cut ${m.was}`],
