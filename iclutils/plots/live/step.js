@@ -32,7 +32,7 @@
   }
 
   const rounded = (rate) => (Math.abs(rate) < 0.005 ? 0 : rate).toFixed(2); // and no −0.00
-  const left = 46, width = 330, top = 8, height = 160, ceiling = 0.5;
+  const left = 46, width = 330, top = 24, height = 160, ceiling = 0.5;
   const x = (rate) => left + (rate / MOST) * width, y = (loss) => top + (1 - loss / ceiling) * height;
 
   // The task, for one number in x: pairs on a line, the query, and the line that a step of a rate
@@ -76,10 +76,10 @@
       const said = `The layer after ${nets[state.at].step} training steps acts like rate ${rounded(layer.rate)} and has loss ${layer.loss.toFixed(3)}; a gradient step of that rate has ${same.toFixed(3)}.${moved ? ` Your step at rate ${Number(state.rate).toFixed(1)} has loss ${mine.toFixed(3)}.` : ""}`;
       const view = `<p class="live-head">The task: which y belongs to the last x?</p>${task(layer.rate)}` +
         `<p class="live-head">How wrong is one gradient step, and how wrong is the layer?</p><svg class="live-wide" viewBox="0 0 390 ${top + height + 40}" role="img" aria-label="${said}">` +
-        `<path class="live-axis" d="M${left} ${top}v${height}h${width}"/>${ticks}<text x="${left + width / 2}" y="${top + height + 36}" text-anchor="middle">length of the gradient step (its rate)</text><text x="${left + 6}" y="${top + 12}">how wrong (loss)</text>` +
-        `<path class="live-line live-a" d="${curve}"/>${trail}` +
-        `${moved ? `<circle class="live-a" cx="${x(state.rate)}" cy="${y(mine)}" r="7"/>` : ""}<rect class="live-b" x="${(x(layer.rate) - 6).toFixed(1)}" y="${(y(layer.loss) - 6).toFixed(1)}" width="12" height="12"/></svg>` +
-        `<p class="live-note">Curve: one gradient step. Square: the layer. Grey: the layer earlier. Dashed, above: where a step of its rate turns the flat line, on average. Loss: half the mean squared error on ${CONTEXTS} prompts, so a small rise can be chance.${moved ? " Disc: your step." : ""}</p>`;
+        `<path class="live-axis" d="M${left} ${top}v${height}h${width}"/>${ticks}<text x="${left + width / 2}" y="${top + height + 36}" text-anchor="middle">rate of the gradient step: how far it turns the line</text><text x="6" y="12">how wrong (loss)</text>` +
+        `<path class="live-line live-a" d="${curve}"/><text class="live-a" x="${left + width}" y="${y(0.14)}" text-anchor="end">one gradient step</text>${trail}` +
+        `${moved ? `<circle class="live-a" cx="${x(state.rate)}" cy="${y(mine)}" r="7"/>` : ""}<rect class="live-b" x="${(x(layer.rate) - 6).toFixed(1)}" y="${(y(layer.loss) - 6).toFixed(1)}" width="12" height="12"/><text class="live-b" x="${(x(layer.rate) + 2).toFixed(1)}" y="${(y(layer.loss) - 12).toFixed(1)}">the layer</text></svg>` +
+        `<p class="live-note">Curve: one gradient step, at each rate. Square: the layer, at the rate that its weights have. Grey: the layer earlier. Dashed, above: where a step of its rate turns the flat line, on average. Loss: half the mean squared error on ${CONTEXTS} prompts, so a small rise can be chance.${moved ? " Disc: your step." : ""}</p>`;
       const numbers = [
         ["loss of the layer", layer.loss.toFixed(3), `the square, at rate ${rounded(layer.rate)}`],
         ["height of the curve here", same.toFixed(3), "one gradient step of this rate"],
