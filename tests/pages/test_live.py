@@ -638,6 +638,25 @@ def test_points_are_dragged_by_touch(reader, name):
     assert tab.evaluate("scrollY") == scrolled
 
 
+@PHONE
+def test_a_button_waits_for_the_bet_and_the_picture_comes_into_sight(reader):
+    """Once the button is pressed, on a phone; after a reset it waits again."""
+    tab = reader.open("points")
+    button = tab.get_by_role("button", name="Close together")
+    assert button.count() == 0
+    bets = tab.locator(".live-bet button")
+    bets.last.evaluate("x => x.scrollIntoView({ block: 'start' })")
+    bets.last.click()
+    plane = tab.locator("svg[data-plane]").first
+    assert plane.bounding_box()["y"] < 0
+    after(tab, button.click)
+    tab.locator(".live-told", has_text="Your bet was right. ").wait_for()
+    soon(lambda: plane.bounding_box()["y"] >= 0, True)
+    tab.evaluate("document.querySelector('.live-more').open = true")
+    after(tab, do, tab, "Reset")
+    assert button.count() == 0
+
+
 def test_a_key_on_the_query_can_be_dragged_away(reader):
     """The mouse takes key 1 there, exactly or nearly, not the query; and no label is selected."""
     tab = reader.open("smoother")

@@ -13,7 +13,8 @@
 //                   it, [index of the right choice, what they showed]; [null, text] where they only
 //                   refute the choice; [undefined, text] where they show something else; null before.
 //                   memory is an object for what was seen earlier. Once it is answered, the optional
-//                   later(state, drawn) says what further deeds show, or null
+//                   later(state, drawn) says what further deeds show, or null. With `before: true`
+//                   the controls outside *More* wait for a choice; a press on them brings the picture into sight
 //   tasks           optional: [{text, seen: [(state, drawn, last) -> whether], found(state, drawn)}]:
 //                   more to see, in any order, and what that says; last is {state, drawn} as before
 //   change(state)   optional -> state, once something has changed it
@@ -213,8 +214,8 @@ const Live = (() => {
   }
 
   // Choices to press, and later whether the choice was right
-  //   -> {element, see(state, drawn), clear()}
-  function bet({ asks, choices, deed, answer, later }, announce) {
+  //   -> {element, see(state, drawn), clear(), isOpen()}
+  function bet({ asks, choices, deed, answer, later }, announce, chosen) {
     let choice = null, memory = {}, done = false, latest = null, read = false;
     const told = make("p", { class: "live-told", role: "status" });
     const buttons = choices.map((text, i) => make("button", { type: "button", "aria-pressed": "false", click: () => {
@@ -223,6 +224,7 @@ const Live = (() => {
       buttons.forEach((button, k) => button.setAttribute("aria-pressed", String(k === i)));
       told.textContent = `You bet on “${text}”. ${deed}`;
       if (latest) see(...latest); // where the reader has seen it before
+      chosen();
     } }, text));
     // at the lower edge of the window until it has been in sight, and while no choice is
     const inSight = new Set();
@@ -260,7 +262,7 @@ const Live = (() => {
       }
     }
     const element = make("fieldset", { class: "live-bet" }, make("legend", {}, make("b", {}, "Your bet. "), asks), ...buttons, told);
-    return { element, see, clear };
+    return { element, see, clear, isOpen: () => choice === null };
   }
 
   // Make a figure of an element that has a view and numbers; parts: networks that are at hand
@@ -277,7 +279,8 @@ const Live = (() => {
     const list = make("ol", { class: "live-tasks", "aria-label": "Things to find" }, ...tasks.map(({ item }) => item));
     const more = make("details", { class: "live-more" }, make("summary", {}, tasks.length ? "More to change, more to find" : figure.fields(figure.first).some(({ more }) => more) ? "More" : "Reset, or copy a link"), back, detail,
       ...(tasks.length ? [make("p", { class: "live-head" }, "Can you find it?"), list] : []));
-    const wager = figure.bet && bet(figure.bet, (text) => (news.textContent = text));
+    const wager = figure.bet && bet(figure.bet, (text) => (news.textContent = text), () => controls());
+    if (figure.bet?.before) front.addEventListener("click", () => view.scrollIntoView({ block: "nearest" }));
     const form = make("form", { class: "live-form", autocomplete: "off", submit: (event) => event.preventDefault(), "aria-label": `${figure.title}: what is shown` }, front, more);
     let state = { ...figure.first }, shown = new Map(), waiting = 0, telling = 0, turn = 0, past = 0; // past: the turn that is drawn, or given up
     let own = false, refused = "", last = null, fresh = null, busy = false; // while something is dragged
@@ -305,7 +308,7 @@ const Live = (() => {
         places[Number(field.more ?? false)].push(one.element);
       }
       shown = now;
-      arrange(front, places[0]);
+      arrange(front, figure.bet?.before && wager.isOpen() ? [] : places[0]);
       arrange(back, [...places[1], reset.element]);
       if (focus && document.activeElement?.id !== focus) document.getElementById(focus)?.focus();
       for (const one of shown.values()) one.set(state);

@@ -82,6 +82,7 @@
       asks: "If we move the two points close together, and they keep their labels, least squares gets about four times as steep. And the network?",
       choices: ["nearly as steep as least squares (more than three quarters)", "about half as steep (a third to three quarters)", "much flatter (less than a third)"],
       deed: "Now press “Close together”.",
+      before: true,
       answer(s, m) {
         if (!isClose(s) || s.other !== "ols") return null;
         const share = m.steep.network / m.steep.other;
