@@ -168,6 +168,23 @@ def ask(
     return _write(tokenizer, demos, queries, labels, first, context)
 
 
+def asked(prompts: Prompts, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return the word that each prompt of ``ask`` asks."""
+    rows = zip(prompts.tokens, prompts.roles == Role.QUERY, strict=True)
+    return [str(tokenizer.decode(row[own])).removesuffix("->").strip() for row, own in rows]
+
+
+def answers(
+    name: str, words: Sequence[str], tokenizer: PreTrainedTokenizerBase
+) -> Int[Tensor, "word"]:
+    """Return the first token of what a function makes of each word; -1 where its list lacks it."""
+    pairs = dict(load(name))
+    known = [word for word in words if word in pairs]
+    found = first_tokens(_spaced(pairs[word] for word in known), tokenizer, " ->")
+    by_word = dict(zip(known, found, strict=True))
+    return torch.tensor([by_word.get(word, -1) for word in words])
+
+
 def rivals(
     train: Sequence[Row],
     test: Sequence[Row],

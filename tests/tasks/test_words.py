@@ -84,6 +84,18 @@ def test_shuffled_answers_are_the_same_words(tokenizer):
     check(false, tokenizer, words.load("past"), true=False)
 
 
+def test_asked_words_and_their_answers_are_those_of_the_prompts(tokenizer):
+    prompts = words.ask("gerund", tokenizer, 5, 3, seeded(2)).prompts
+    asked = words.asked(prompts, tokenizer)
+    assert set(asked) <= {word for word, _ in words.load("gerund", "test")}
+    gold = prompts.label_words.gather(1, prompts.gold[:, None])[:, 0]
+    assert torch.equal(words.answers("gerund", asked, tokenizer), gold)
+    assert words.answers("capital", ["walk", "France"], tokenizer).tolist() == [
+        -1,
+        tokenizer.encode(" Paris")[0],
+    ]
+
+
 def test_functions_of_a_list_are_one_repetition():
     values = {"past": 0.0, "plural": 0.5, "gerund": 1.0, "own": 0.25}
     assert words.by_list(values).tolist() == [0.5, 0.5, 0.25]

@@ -129,6 +129,17 @@ def ablations(
     return by_way
 
 
+def falls_without(query: AtQuery, left_out: Mask, answer: Ids) -> Float[Tensor, "2"]:
+    """Return how far the answer falls without the updates that come from some tokens: its log p,
+    and its log-odds log p - log (1 - p), in nats, means over the prompts."""
+    hooks = change_heads(query, left_out, no_update)
+    ways = (predict(query, answer, hooks=some) for some in ([], hooks))
+    logs = torch.stack([way.log_prob.double() for way in ways])
+    log_odds = logs - (-logs.expm1()).log()
+    whole, without = torch.stack([logs, log_odds], 2).mean(1)
+    return whole - without
+
+
 def chance(choices: Ids | None) -> float:
     """Return the accuracy of a guess among the choices, 0 among all tokens."""
     return 0.0 if choices is None else 1 / choices.shape[1]

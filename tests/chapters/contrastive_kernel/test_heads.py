@@ -5,7 +5,7 @@ import torch
 from random_prompts import random_prompts
 from tiny import VOCAB, tokens
 
-from iclutils.chapters.contrastive_kernel.ablation import PARTS, change_heads
+from iclutils.chapters.contrastive_kernel.ablation import PARTS, change_heads, falls_without
 from iclutils.chapters.contrastive_kernel.dual import dual_form
 from iclutils.chapters.contrastive_kernel.heads import (
     direct_logit_attribution,
@@ -69,6 +69,16 @@ def test_a_change_is_z_replaced_by_hand(case, part):
     hooks = change_heads(query, MASK, PARTS[part], [place])
     close(query.reread(hooks).log_softmax(-1), expected, 1e-3)
     assert (case.alone(X)[:, -1] - expected).abs().max() > 1e-3
+
+
+def test_falls_are_those_of_probabilities_with_z_edited_in_every_head(case):
+    """All tokens left out: every head at the query then writes nothing."""
+    query, answer = read(case.model, X), torch.tensor([4, 5, 6])
+    zero = [(f"blocks.{n}.attn.hook_z", lambda z, hook: 0 * z) for n in range(len(query.keys))]
+    p = torch.stack([query.logits, query.reread(zero)]).double().softmax(-1)
+    p = p.gather(2, answer.expand(2, -1)[..., None])[..., 0]
+    expected = [float((x[0] - x[1]).mean()) for x in (p.log(), (p / (1 - p)).log())]
+    assert falls_without(query, MASK | True, answer).tolist() == pytest.approx(expected, abs=1e-4)
 
 
 def test_tokens_know_their_example():

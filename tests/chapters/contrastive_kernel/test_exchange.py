@@ -1,0 +1,63 @@
+"""Exchanges of updates between functions, against counts made by hand."""
+
+from types import SimpleNamespace
+
+import torch
+from tiny import whole_words
+
+from iclutils.chapters.contrastive_kernel import exchange
+from iclutils.chapters.contrastive_kernel.heads import Case, DualHeads
+from iclutils.tasks import words
+
+VERBS = ("past", "gerund")
+
+
+def test_a_mean_is_over_prompts_that_ask_another_word():
+    parts = torch.tensor([[1.0, 0.0], [3.0, 0.0], [5.0, 6.0]])
+    found = exchange.mean_elsewhere(parts, ["play", "sing", "play"], ["play", "sing", "cat"])
+    assert found.tolist() == [[3.0, 0.0], [3.0, 3.0], [3.0, 2.0]]
+
+
+def test_answers_are_counted_where_they_differ_and_exist():
+    """Of four prompts, the last two do not count for b: one answer begins alike, one is missing."""
+    right = {"a": torch.tensor([1, 2, 3, 4]), "b": torch.tensor([11, 12, 3, -1])}
+    said = {"b": torch.tensor([11, 2, 3, -1]), "c": torch.tensor([1, 12, 9, 9])}
+    said["d"] = torch.tensor([7, 7, 7, 7])
+    (row,) = exchange.count_answers(said, "a", right, torch.tensor([1, 12, 3, 4]))
+    assert row == {
+        "prompts": "a", "update": "b", "of": 2, "exchanged": 1, "unchanged": 1, "third": 0.5,
+    }  # fmt: skip
+    assert exchange.told([row, row | {"third": 1.5}]) == {
+        "exchanged_in_all": "2 of 4", "unchanged_in_all": "2 of 4", "third_in_all": "2 of 4",
+    }  # fmt: skip
+
+
+def test_the_update_of_the_asked_word_is_left_out(monkeypatch):
+    """Here an update is a logit of its own function's answers, lower for the word that was asked:
+    the answer is found only in the mean over prompts that ask another word."""
+    every = {name: dict(words.load(name)) for name in (*VERBS, "plural")}
+    known = {x for pairs in every.values() for pair in pairs.items() for x in pair}
+    tokenizer = whole_words(["?", "->", "\n", *sorted(known)], unk_token="?")
+    monkeypatch.setattr(exchange, "text_tokenizer", lambda model: tokenizer)
+    monkeypatch.setattr(exchange, "replace_part", lambda query, demos, part, vectors: vectors)
+    prompts, cases, duals = {}, {}, {}
+    for name, pairs in every.items():
+        draw, key = torch.Generator().manual_seed(0), ("net", name)
+        prompts[key] = words.ask(name, tokenizer, 3, 2, draw).prompts
+        said = words.asked(prompts[key], tokenizer)
+        assert len(set(said)) == 3
+        theirs = words.answers(name, said, tokenizer)
+        own = torch.nn.functional.one_hot(theirs, len(tokenizer)).float()
+        update = torch.zeros(3, len(tokenizer)).index_fill(1, theirs, 10.0) - 10.0 * own
+        first = words.answers(name, list(pairs)[:1], tokenizer)
+        update[:, first] += 7.0  # would win if the asked word's own were in the mean
+        duals[key] = DualHeads(None, update[:, None, None], None)
+        query = SimpleNamespace(
+            model=None, at=torch.zeros(3, dtype=torch.long), logits=own,
+            reread=lambda vectors: vectors[:, 0, 0],
+        )  # fmt: skip
+        cases[key] = Case(query, prompts[key].tokens > 0, theirs)
+    rows = exchange.exchange_updates(cases, duals, prompts)
+    assert [(row["prompts"], row["update"]) for row in rows] == [VERBS, VERBS[::-1]]
+    for row in rows:
+        assert (row["of"], row["exchanged"], row["unchanged"], row["third"]) == (3, 3, 0, 0)
