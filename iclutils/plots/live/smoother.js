@@ -73,7 +73,7 @@
   }
 
   Live.figure("smoother", {
-    title: "A head as a smoother: drag keys and values",
+    title: "A toy head: drag its keys and values",
     first,
     needs: () => [],
     bet: {
@@ -135,7 +135,7 @@
     },
 
     tasks: [
-      { text: "A smoother or a look-up? Make one example take at least 90 % of the attention.",
+      { text: "An average or a look-up? Make one example take at least 90 % of the attention.",
         seen: [(s, m) => Math.max(...m.weights.slice(0, DEMOS)) >= 0.9],
         found: (s, m) => `example ${m.weights.indexOf(Math.max(...m.weights)) + 1} has ${Math.round(100 * Math.max(...m.weights))} %, and the output ${pair(m.end)} is nearly its value: a head that is sharp enough looks up.` },
       { text: "When you have read “Is that learning?”, below: drag something, and the note above this list says how similar the answers of the dual model are to the values, and how distant, before and after its step. The similarity always rises. Leave the attention scores at 0.7 times, and make the distance rise, too, by 0.1 at least.",
