@@ -75,8 +75,9 @@ def exchange_updates(
     return rows
 
 
-def told(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the sums of ``count_answers`` over all pairs of functions, in words."""
+def told(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what is stored of ``exchange_updates``: its rows, and their sums in words."""
     asked_in_all = sum(row["of"] for row in rows)
     sums = {name: sum(row[name] for row in rows) for name in ("exchanged", "unchanged", "third")}
-    return {f"{name}_in_all": f"{n:.0f} of {asked_in_all}" for name, n in sums.items()}
+    words = {f"{name}_in_all": f"{n:.0f} of {asked_in_all}" for name, n in sums.items()}
+    return {"exchanged": rows} | words
