@@ -243,11 +243,13 @@ def dot_pairs(
     high: float | int = 1,
     last: Collection[str] = (),
     told: str = "",
+    as_given: bool = False,
 ) -> Figure:
-    """Draw two joined dots a row, the row that loses most on top, and there the names of both; a
-    third dot is hollow, and no dot exceeds ``high``. The rows of ``last`` stand below a line and
-    what is ``told`` of them. For more dots a row, or several panels, see ``dots``."""
-    order = sorted(rows, key=lambda x: (x in last, rows[x][1] - rows[x][0]))
+    """Draw two joined dots a row, the row that loses most on top (or the first, ``as_given``), and
+    there the names of both; a third dot is hollow, and no dot exceeds ``high``. The rows of
+    ``last`` stand below a line and what is ``told`` of them. For more dots a row, or several
+    panels, see ``dots``."""
+    order = sorted(rows, key=lambda x: (x in last, not as_given and rows[x][1] - rows[x][0]))
     figure, (ax,) = canvas(width=4.2, height=1.4 + 0.3 * len(rows))
     edges = [*colours.values()]
     fills = [*edges[:2], *["white"] * len(edges[2:])]

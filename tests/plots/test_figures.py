@@ -64,5 +64,7 @@ def test_pairs_of_dots_stand_in_the_order_of_loss_and_some_below_a_line():
     assert axis.lines[3].get_ydata()[0] == 1.5
     shown = {text.get_text() for text in axis.texts}
     assert shown == {"with", "without\nheads", "whole", "apart"}
+    kept = figures.dot_pairs(rows, colours, "finding", "share", as_given=True)
+    assert [text.get_text() for text in kept.axes[0].get_yticklabels()] == ["a", "b", "c"]
     low = figures.dot_pairs({"a": (0.9, 0.5, 0.3)}, colours, "finding", "share")
     assert "whole" in {text.get_text() for text in low.axes[0].texts}
