@@ -110,36 +110,61 @@ def tune(
     steps: int, xs: Float[Tensor, "batch n d"], ys: Float[Tensor, "batch n"], plus: bool = False
 ) -> list[Tuned]:
     """Find, for 1, 2, .. ``steps``, the positive rate, and with ``plus`` the gamma, that answer
-    best, the same for all steps: L-BFGS in float64 on all contexts (give thousands)."""
+    best, the same for all steps: L-BFGS in float64 on all contexts (give thousands). For settings
+    of each step see ``tune_each``."""
+    unit, scale, point, spectra = _start(xs, ys, plus)
+    results = []
+    for k in bar(range(1, steps + 1), "steps"):
+        point = _minimised(spectra, point, k)
+        results.append(_tuned(spectra, point, k, unit, scale))
+    return results
+
+
+def tune_each(steps: int, xs: Float[Tensor, "batch n d"], ys: Float[Tensor, "batch n"]) -> Tuned:
+    """Find a rate and a gamma for each of ``steps`` steps of GD++, by the search of ``tune``, which
+    begins at the best settings for all steps. The loss has several minima for more than two steps:
+    the one that is found need not be the lowest."""
+    unit, scale, point, spectra = _start(xs, ys, plus=True)
+    for k in range(1, steps + 1):
+        point = _minimised(spectra, point, k)
+    point = _minimised(spectra, point.repeat(1, steps), steps)
+    return _tuned(spectra, point, steps, unit, scale)
+
+
+def _start(
+    xs: Float[Tensor, "batch n d"], ys: Float[Tensor, "batch n"], plus: bool
+) -> tuple[float, float, Tensor, Spectra]:
+    """Return the units of rates and gammas, the logarithms of the first ones, (setting, 1), and the
+    contexts in the axes of Σ x_i x_iᵀ / N."""
     pairs, y = xs[:, :-1].double(), ys[:, :-1, None].double()  # (batch, N, d), (batch, N, 1)
     values, axes = torch.linalg.eigh(pairs.mT @ pairs / pairs.shape[-2])  # (batch, d, d)
     unit, wanted = float(values.mean()), ys[:, -1].double()
     pull = (axes.mT @ (pairs.mT @ y))[..., 0] / pairs.shape[-2] / unit  # (batch, d)
     query = (axes.mT @ xs[:, -1, :, None].double())[..., 0]
-    spectra = values / unit, pull, query, wanted
     answer = (query * pull).sum(-1)  # (batch)
     rate = (answer * wanted).sum() / answer.square().sum()  # the best of one step
-    point = torch.stack([rate, torch.tensor(0.13).to(rate)])[: 1 + plus].log()
-    results = []
-    for k in bar(range(1, steps + 1), "steps"):
-        point = _minimised(spectra, point, k)
-        eta, *gamma = (free.expand(k) for free in point.exp())
-        squeezes = gamma[0] / unit / pairs.shape[-2] if gamma else None
-        results.append(Tuned(eta / unit, squeezes, float(_loss(spectra, point, k))))
-    return results
+    point = torch.stack([rate, torch.tensor(0.13).to(rate)])[: 1 + plus, None].log()
+    return unit, unit * pairs.shape[-2], point, (values / unit, pull, query, wanted)
+
+
+def _tuned(spectra: Spectra, point: Tensor, steps: int, unit: float, scale: float) -> Tuned:
+    eta, *gamma = point.exp().expand(-1, steps)
+    squeezes = gamma[0] / scale if gamma else None
+    return Tuned(eta / unit, squeezes, float(_loss(spectra, point, steps)))
 
 
 def _loss(spectra: Spectra, point: Tensor, steps: int) -> Tensor:
     """Return half the mean squared error, in the axes of Σ x_i x_iᵀ / N; ``point`` has the
-    logarithms of η and, if there is one, γ. With eigenvalues λ and b of Σ x_i y_i / N, a step is
-    W += η t² (b - λ W), and t, what steps made of x, becomes t (1 - γ N λ t²)."""
+    logarithms of η and, if there is one, γ, of each step or one for all. With eigenvalues λ and b
+    of Σ x_i y_i / N, a step is W += η t² (b - λ W), and t, what steps made of x, becomes
+    t (1 - γ N λ t²)."""
     values, pull, query, wanted = spectra
-    eta, *gamma = point.exp()
-    weights, size = eta * pull, torch.ones_like(pull)  # (batch, d) both
-    for _ in range(steps - 1):
+    eta, *gamma = point.exp().expand(-1, steps)
+    weights, size = eta[0] * pull, torch.ones_like(pull)  # (batch, d) both
+    for done in range(steps - 1):
         if gamma:
-            size = size * (1 - gamma[0] * values * size.square())
-        weights = weights + eta * size.square() * (pull - values * weights)
+            size = size * (1 - gamma[0][done] * values * size.square())
+        weights = weights + eta[done + 1] * size.square() * (pull - values * weights)
     return 0.5 * ((query * weights).sum(-1) - wanted).square().mean()
 
 

@@ -18,6 +18,7 @@ from iclutils.chapters.gradient_step.descent import (
     descend,
     predictor,
     tune,
+    tune_each,
 )
 from iclutils.tasks.regression import Contexts, Task, sample
 
@@ -131,6 +132,20 @@ def test_a_search_without_gradients_finds_nothing_better(plus):
     for share in (1.0, 0.8):
         searched = minimize(value, share * np.array(best), method="Nelder-Mead")
         assert searched.fun > found.loss * (1 - 1e-7)
+
+
+def test_settings_of_each_step_lose_less_and_their_loss_is_that_of_the_explicit_descent():
+    drawn = contexts(300)
+    found, shared = tune_each(2, drawn.xs, drawn.ys), tune(2, drawn.xs, drawn.ys, plus=True)[-1]
+
+    def value(point):
+        gammas = [point[2], float(found.gammas[1])]  # the last one changes no answer
+        return loss(predictor(point[:2], gammas)(drawn.xs, drawn.ys), drawn.ys)
+
+    best = np.array([*found.rates.tolist(), float(found.gammas[0])])
+    assert value(best) == pytest.approx(found.loss, rel=1e-9)
+    assert found.loss < 0.99 * shared.loss
+    assert minimize(value, 0.9 * best, method="Nelder-Mead").fun > found.loss * (1 - 1e-6)
 
 
 def left_of_w(xs, rates):
