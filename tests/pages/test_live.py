@@ -431,7 +431,7 @@ BETS = {  # of each figure: which choice is right, and what the reader does to f
     "copies": (1, [(OFF, "0.2")]),
     "labels": (0, [(CUT, "labels"), (CUT, "random")]),
     "points": (2, [("Close together",)]),
-    "step": (1, [(LAYER, "6")]),
+    "step": (0, [(LAYER, "9")]),
     "waves": (2, [(SCALE, "5")]),
     "smoother": (1, [(f"key, {way}", value) for at in (("0.7", "0.5"), ("2", "1.5"))
                      for way, value in zip(("across", "up"), at, strict=True)]),
