@@ -226,7 +226,7 @@
         const looks = bars(`From ${here} at place ${m.at} it looks at`, looked.map((k) => [`${nameOf(m.tokens[k])}, ${k}`, m.pattern[m.at * m.n + k], "a"]));
         const likely = bars("The network says what comes next", top.filter((v, i) => !i || p[v] >= 0.005).map((v) => [nameOf(v), p[v], v === next ? "c" : "b"]));
         const view = `${strip(m)}<p class="live-note">${note}</p><div class="live-row-of">` +
-          `<div><p class="live-head">Where head ${m.head.join(".")} looks, from every place</p>${map(m)}</div>` +
+          `<div><p class="live-head">Where head ${m.head.join(".")} looks, from every place${m.silent ? `<br>(off: it still looks, but writes ${state.how === "mean" ? "its average" : "nothing"})` : ""}</p>${map(m)}</div>` +
           `<div class="live-aside">${looks}${likely}</div></div>`;
         const said = count
           ? `Prefix matching: ${number(m.prefix, 2)} of head ${m.head.join(".")}, ${number(m.best, 2)} of the best head; loss ${m.loss.toFixed(2)}; ${m.right} of ${count} ${word}s right. ` +
