@@ -106,7 +106,7 @@ window.addEventListener("load", () => {
 
 /* What a chapter knows would answer its bets: it waits until all above it are answered, or for a press.
    So does what would answer the last one. A bar says which bets are left. */
-const OPEN = ".of-bet.toggle-hidden, .live-bet:not(:has([aria-pressed=true], :disabled))";
+const OPEN = ".of-bet.toggle-hidden, .live-bet:not(:has([aria-pressed=true], :disabled)), .live-by-deed:not(:has(:disabled))";
 const follows = (one, other) => one.compareDocumentPosition(other) & Node.DOCUMENT_POSITION_FOLLOWING;
 function betOf(open) { // a bet of the text stands above its answer
   const live = open.matches(".live-bet");

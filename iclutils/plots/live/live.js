@@ -14,7 +14,8 @@
 //                   refute the choice; [undefined, text] where they show something else; null before.
 //                   memory is an object for what was seen earlier. Once it is answered, the optional
 //                   later(state, drawn) says what further deeds show, or null. With `before: true`
-//                   the controls outside *More* wait for a choice; a press on them brings the picture into sight
+//                   the controls outside *More* wait for a choice, and a press on them brings the picture into sight;
+//                   what waits on the page for its bets then waits for the deed, too
 //   tasks           optional: [{text, seen: [(state, drawn, last) -> whether], found(state, drawn)}]:
 //                   more to see, in any order, and what that says; last is {state, drawn} as before
 //   change(state)   optional -> state, once something has changed it
@@ -215,7 +216,7 @@ const Live = (() => {
 
   // Choices to press, and later whether the choice was right
   //   -> {element, see(state, drawn), clear(), isOpen()}
-  function bet({ asks, choices, deed, answer, later }, announce, chosen) {
+  function bet({ asks, choices, deed, before, answer, later }, announce, chosen) {
     let choice = null, memory = {}, done = false, latest = null, read = false;
     const told = make("p", { class: "live-told", role: "status" });
     const buttons = choices.map((text, i) => make("button", { type: "button", "aria-pressed": "false", click: () => {
@@ -261,7 +262,7 @@ const Live = (() => {
         button.setAttribute("aria-pressed", "false");
       }
     }
-    const element = make("fieldset", { class: "live-bet" }, make("legend", {}, make("b", {}, "Your bet. "), asks), ...buttons, told);
+    const element = make("fieldset", { class: before ? "live-bet live-by-deed" : "live-bet" }, make("legend", {}, make("b", {}, "Your bet. "), asks), ...buttons, told);
     return { element, see, clear, isOpen: () => choice === null };
   }
 

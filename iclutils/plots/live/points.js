@@ -47,7 +47,7 @@
     // How many times larger the network's answers are than with the usual labels
     const usual = state.scale === 1 ? told : Regressor.field(net, xs, ys.map((y) => y / state.scale), drawn);
     const grown = Math.sqrt(square(told) / square(usual));
-    const steep = { network: Math.hypot(...Algorithms.ols(drawn, told)), other: Math.hypot(...weights[state.other]) };
+    const steep = { network: Math.hypot(...Algorithms.ols(drawn, told)), other: Math.hypot(...weights[state.other]), ols: Math.hypot(...weights.ols) };
     const misfit = square(linear(weights.ols, xs).map((v, i) => v - ys[i])) / square(ys); // of the best plane
     return { field, other, away, best, grown, steep, misfit };
   }
@@ -84,9 +84,9 @@
       deed: "Now press “Close together”.",
       before: true,
       answer(s, m) {
-        if (!isClose(s) || s.other !== "ols") return null;
-        const share = m.steep.network / m.steep.other;
-        return [share < 1 / 3 ? 2 : share < 3 / 4 ? 1 : 0, `Least squares now rises by ${m.steep.other.toFixed(1)} a unit, the network by only ${m.steep.network.toFixed(1)}, hardly more than before.`];
+        if (!isClose(s)) return null;
+        const share = m.steep.network / m.steep.ols;
+        return [share < 1 / 3 ? 2 : share < 3 / 4 ? 1 : 0, `Least squares now rises by ${m.steep.ols.toFixed(1)} a unit, the network by only ${m.steep.network.toFixed(1)}, hardly more than before. Next, compare the network with ridge regression and with one step.`];
       },
     },
 
@@ -94,11 +94,11 @@
       const i = state.point, coordinate = (name, label, most) => ({ kind: "range", more: true, name: `${name}${i}`, label: `Point ${i}: ${label}`, min: -most, max: most, step: 0.05, said: signed });
       return [
         { kind: "actions", options: [["Close together", (s) => ({ ...s, ...CLOSE })], ["Far apart", (s) => ({ ...s, ...FAR })]] },
-        { kind: "radios", more: true, name: "other", label: "Compare with", options: Object.entries(NAMES) },
+        { kind: "radios", name: "other", label: "Compare with", options: Object.entries(NAMES) },
         { kind: "range", more: true, name: "scale", label: "Labels times", min: 1, max: 20, said: String },
         { kind: "range", more: true, name: "count", label: "Pairs", min: 1, max: MOST, said: String },
-        { kind: "range", more: true, name: "penalty", label: "Ridge regression: penalty λ on large slopes", min: 0.05, max: 5, step: 0.05, said: (v) => Number(v).toFixed(2) },
-        { kind: "range", more: true, name: "rate", label: "One step: rate", min: 0.05, max: 2, step: 0.05, said: (v) => Number(v).toFixed(2) },
+        { kind: "range", more: state.other !== "ridge", name: "penalty", label: "Ridge regression: penalty λ on large slopes", min: 0.05, max: 5, step: 0.05, said: (v) => Number(v).toFixed(2) },
+        { kind: "range", more: state.other !== "step", name: "rate", label: "One step: rate", min: 0.05, max: 2, step: 0.05, said: (v) => Number(v).toFixed(2) },
         { kind: "radios", more: true, name: "point", label: "Point to move (or drag it)", options: Array.from({ length: state.count }, (_, k) => [String(k + 1), `${k + 1}`]) },
         coordinate("a", "x, across", EDGE), coordinate("b", "x, up", EDGE), coordinate("y", "label y", 4),
       ];
@@ -123,8 +123,8 @@
         [[0, "start", `−${most.toFixed(1)}`], [84, "middle", "0"], [168, "end", most.toFixed(1)]].map(([x, anchor, text]) => `<text x="${x}" y="23" text-anchor="${anchor}">${text}</text>`).join("") + "</svg>";
       const view = `<div class="live-row-of live-two">${plane("The network", m.field, state, most)}${plane(name[0].toUpperCase() + name.slice(1), m.other, state, most)}</div>` +
         `${key}<p class="live-note">Circles: the points, with their labels.${state.scale === 1 ? "" : ` <b>All labels and maps are shown divided by ${state.scale}</b>: a rule that grows with the labels looks the same.`}</p>${surprises}`;
-      const numbers = [["steepness, the network", m.steep.network.toFixed(2), "rise per unit, where its plane is steepest"],
-        [`steepness, ${name}`, m.steep.other.toFixed(2), `the same${settings[state.other]}`]];
+      const numbers = [["steepness, the network", m.steep.network.toFixed(2), "rise per unit, of the plane nearest to its answers"],
+        [`steepness, ${name}`, m.steep.other.toFixed(2), `rise per unit of its plane${settings[state.other]}`]];
       const said = `Steepness: the network ${m.steep.network.toFixed(2)}, ${name} ${m.steep.other.toFixed(2)}. Relative errors: ${rows.map(([key, value]) => `${NAMES[key]} ${percent(value)}`).join(", ")}.`;
       return { numbers, view, more, said, ...m };
     },
