@@ -242,13 +242,11 @@ def dot_pairs(
     xlabel: str,
     high: float | int = 1,
     last: Collection[str] = (),
-    told: str = "",
     as_given: bool = False,
 ) -> Figure:
     """Draw two joined dots a row, the row that loses most on top (or the first, ``as_given``), and
     there the names of both; a third dot is hollow, and no dot exceeds ``high``. The rows of
-    ``last`` stand below a line and what is ``told`` of them. For more dots a row, or several
-    panels, see ``dots``."""
+    ``last`` stand below a line. For more dots a row, or several panels, see ``dots``."""
     order = sorted(rows, key=lambda x: (x in last, not as_given and rows[x][1] - rows[x][0]))
     figure, (ax,) = canvas(width=4.2, height=1.4 + 0.3 * len(rows))
     edges = [*colours.values()]
@@ -269,9 +267,7 @@ def dot_pairs(
         text = name.replace("without ", "without\n")
         ax.text(x, -0.5, text, ha=side, ma=side, color=ink(colour), size=9)
     if last:
-        line = len(rows) - len(last) - 0.5
-        ax.axhline(line, color=GREY, lw=0.8)
-        ax.text(high, line + 0.1, told, ha="right", va="top", size=9)
+        ax.axhline(len(rows) - len(last) - 0.5, color=GREY, lw=0.8)
     ax.set_yticks(range(len(rows)), order)
     ax.spines.left.set_visible(False)
     ax.set(xlabel=xlabel, xlim=(0, high), ylim=(len(rows) - 0.5, -1.9))

@@ -56,14 +56,14 @@ def test_a_step_and_its_sum_agree():
 def test_pairs_of_dots_stand_in_the_order_of_loss_and_some_below_a_line():
     rows = {"a": [0.9, 0.8], "b": [0.7, 0.1, 0.95], "c": [0.6, 0.0]}
     colours = {"with": figures.BLUE, "without heads": figures.ORANGE, "whole": "black"}
-    figure = figures.dot_pairs(rows, colours, "finding", "share", 1, ["c"], "apart")
+    figure = figures.dot_pairs(rows, colours, "finding", "share", last=["c"])
     (axis,) = figure.axes
     assert [text.get_text() for text in axis.get_yticklabels()] == ["b", "a", "c"]
     drawn = [list(np.asarray(line.get_xdata())) for line in axis.lines[:3]]
     assert drawn == [rows["b"], rows["a"], rows["c"]]
     assert axis.lines[3].get_ydata()[0] == 1.5
     shown = {text.get_text() for text in axis.texts}
-    assert shown == {"with", "without\nheads", "whole", "apart"}
+    assert shown == {"with", "without\nheads", "whole"}
     kept = figures.dot_pairs(rows, colours, "finding", "share", as_given=True)
     assert [text.get_text() for text in kept.axes[0].get_yticklabels()] == ["a", "b", "c"]
     low = figures.dot_pairs({"a": (0.9, 0.5, 0.3)}, colours, "finding", "share")
