@@ -533,7 +533,7 @@ TASKS = {  # of each figure: number of a task, a state in the address, then what
     "waves": (2, "point=6", ("label y", "-1")),
     "edges": (3, "keep=random&size=60", ("Draw", "7"), ("Cut as well", "1")),
     "lenses": (2, "set=match-and-read", (WAY, "averaged")),
-    "smoother": (3, BALANCED, ("its value, across", "1")),
+    "smoother": (2, BALANCED, ("its value, across", "1")),
 }
 
 
