@@ -113,16 +113,19 @@
       const turn = (Math.atan2(query[1][1] - query[0][1], query[1][0] - query[0][0]) * 180) / Math.PI;
       const arrow = `<path class="live-line live-c" style="stroke-dasharray: none" d="${path(query)}"/>` +
         `<path class="live-c" d="M-7 0l-14 -8v16z" transform="translate(${query[1].map((x) => x.toFixed(1)).join(" ")}) rotate(${turn.toFixed(1)})"/>`;
-      const pieces = stops.slice(1).map(([x, y], i) => { // the number of its example beside each piece of the way
+      // The number of its example beside each piece of the way that is long enough, and a box around it
+      const numbered = stops.slice(1).flatMap(([x, y], i) => {
         const [u, v] = stops[i], size = Math.hypot(x - u, y - v);
-        return size < 6 ? "" : `<text style="font-size: 11px" x="${((x + u) / 2 - (9 * (y - v)) / size).toFixed(1)}" y="${((y + v) / 2 + (9 * (x - u)) / size + 4).toFixed(1)}" text-anchor="middle">${i + 1}</text>`;
-      }).join("");
+        return size < 10 ? [] : [{ text: i + 1, u: (x + u - (18 * (y - v)) / size) / 2, v: (y + v + (18 * (x - u)) / size) / 2 }];
+      });
+      const boxes = numbered.map(({ u, v }) => [[u - 4, v - 5], [u + 4, v - 5], [u + 4, v + 5], [u - 4, v + 5], [u - 4, v - 5]]);
+      const pieces = numbered.map(({ text, u, v }) => `<text style="font-size: 11px" x="${u.toFixed(1)}" y="${(v + 4).toFixed(1)}" text-anchor="middle">${text}</text>`).join("");
       const sums = `<path class="live-line live-b" style="stroke-dasharray: none" d="${path(stops)}"/>${pieces}` +
         `<rect class="live-c" x="${(x0 - 5).toFixed(1)}" y="${(y0 - 5).toFixed(1)}" width="10" height="10"/><path class="live-b" d="M${x1.toFixed(1)} ${(y1 - 8).toFixed(1)}l8 8l-8 8l-8 -8z"/>`;
       const shares = m.weights.map((w, i) => `${i === DEMOS ? "the last token" : `example ${i + 1}`} ${Math.round(100 * w)} percent`).join(", ");
       const said = `The query looks at ${shares}. The update moves the output from the start, ${pair(m.start)}, to ${pair(m.end)}.`;
-      const view = `<div class="live-row-of">${plane("k", "Keys: where the query looks", `The keys. ${said}`, m.keys, m, state, [query], arrow)}${plane("v", "Values: what is added up", `The values. ${said}`, m.values, m, state, [stops], sums)}</div>` +
-        `<p class="live-note">A disc is as large as a token's share of the attention. Green: the last token, which asks. The arrow is its query (its key is at the tip, to keep the picture simple). Among the values, the square is the start, and the diamond is the output. The way between them has four pieces, numbered like the examples: each example adds its piece.</p>`;
+      const view = `<div class="live-row-of">${plane("k", "Keys: where the query looks", `The keys. ${said}`, m.keys, m, state, [query], arrow)}${plane("v", "Values: what is added up", `The values. ${said}`, m.values, m, state, [stops, ...boxes], sums)}</div>` +
+        `<p class="live-note">A disc is as large as a token's share of the attention. Green: the last token, which asks. The arrow is its query (its key is at the tip, to keep the picture simple). Among the values, the square is the start, and the diamond is the output. The way between them has four pieces, one for each example, in their order (the long ones are numbered).</p>`;
       const numbers = [
         ["start", pair(m.start), "square: what the last token adds"],
         ["length of the update", m.length.toFixed(2), "straight from square to diamond"],
