@@ -255,7 +255,8 @@ def dot_pairs(
     for y, row in enumerate(map(rows.__getitem__, order)):
         ax.plot(row, [y] * len(row), color=GREY, lw=1, zorder=1)
         inside, around = (x[: len(row)][::-1] for x in (fills, edges))
-        ax.scatter(row[::-1], [y] * len(row), fc=inside, ec=around, clip_on=False)
+        sizes = [70] * (len(row) - 2) + [36, 9 if abs(row[1] - row[0]) < 0.015 * high else 36]
+        ax.scatter(row[::-1], [y] * len(row), sizes, fc=inside, ec=around, clip_on=False)
         if len(row) > 2 and row[2] > max(row[:2]) + 0.02:
             lowest = row[2] + 0.03 * high, y  # has the name of the third dot
     for name, colour in [*colours.items()][2:]:

@@ -56,7 +56,7 @@
     const said = Object.entries(GROUPS).map(([name, kind]) => `${groups[kind].length} ${CALLED[name]}: ${groups[kind].map(named).join(", ")}`).join("; ");
     return frame(drawn.join(""), `All heads: layers 0 to 29 across, heads 0 to 8 down. ${said}. Taken away: ${heads.map(named).join(", ") || "none"}.`);
   }
-  const EXPLAINED = { reader: "readers: look at the examples’ answers (in layer 0, still words without context)", matcher: "matchers: in repeated text, look at what came next", double: "double heads: do both", unlisted: "the others: random heads are some of these" };
+  const EXPLAINED = { reader: "readers: look at the examples’ answers", matcher: "matchers: in repeated text, look at what came next", double: "double heads: do both", unlisted: "the others: random heads are some of these" };
   const legend = () => `<ul class="live-legend">${Object.entries(EXPLAINED).map(([kind, said]) => `<li><svg viewBox="0 0 10 10" aria-hidden="true"><path class="live-${kind}" d="M0 0h10v10H0z"/></svg> ${said}</li>`).join("")}</ul>`;
 
   const bar = (kind, lead, most) => `<svg viewBox="${-most} 0 ${2 * most} 10" preserveAspectRatio="none" aria-hidden="true">` +
@@ -97,7 +97,7 @@
         row(`without ${found ? `${heads.length} ` : ""}random heads`, "random", random),
       ];
       const view = `<div class="live-row-of"><div>${prompts(m)}</div><div><p class="live-head">${LAYERS * HEADS} heads, in 30 layers (across)</p>${grid(m)}</div></div>${legend()}` +
-        `<div class="live-lead"><p class="live-head">How far does ${right} lead ${rival}, in nats? (At 3 nats, it is 20 times as likely.)</p><small>← ${rival} leads</small><small>${right} leads →</small></div>`;
+        `<div class="live-lead"><p class="live-head">How far does “${right}” lead “${rival}”, in nats?${found ? " (At 3 nats, it is 20 times as likely.)" : ""}</p><small>← ${rival} leads</small><small>${right} leads →</small></div>`;
       const chance = (name, said) => (said ? `${name} ${said[0].toFixed(2)}` : "");
       const chances = [chance("with all heads", whole), chance(found ? `without ${m.many}` : "", found), chance("without random heads", random)].filter(Boolean).join(", ");
       const away = heads.length ? `Away: ${heads.map(named).join(", ")}. ` : "";
