@@ -124,17 +124,19 @@
       return `<g data-pick='{"focus":"${focus === name ? "" : name}"}'${used.has(name) ? "" : ` opacity="0.45"`}><rect class="live-part${focus === name ? " live-chosen" : ""}" x="${x - half}" y="${y - 11}" width="${2 * half}" height="22" rx="5"/>` +
         `<text x="${x}" y="${y + 5}" text-anchor="middle">${name}</text><rect class="live-hit" x="${x - STEP / 2}" y="${y - 20}" width="${STEP - 2}" height="40"/></g>`;
     }).join("");
+    const into = [["queries,", "a", "q "], ["keys,", "b", "k "], ["values,", "c", "v "], ["an MLP or the prediction.", "grey", ""]]
+      .filter(([, , start]) => m.kept.some((edge) => edge.split(">")[1].startsWith(start)) || !start);
     const bars = [["the tokens", height - 24], ["the prediction: what it says comes next", TOP - 28]].map(([text, y]) =>
       `<rect class="live-part" x="2" y="${y}" width="${width - 4}" height="22" rx="5"/><text x="${width / 2}" y="${y + 16}" text-anchor="middle">${text}</text>`).join("");
     return `<svg class="live-wide" viewBox="0 0 ${width} ${height}" role="img" aria-label="${said}">${lines}${bars}${nodes}</svg>` +
       `<p class="live-note">${m.cost === null ? "" : `<b>If we cut ${words(chosen)} as well, ${percent(m.cost)} of the copying is left, not ${percent(m.share)}.</b><br>`}` +
-      `Lines lead into ${key("a", "queries,")} ${key("b", "keys,")} ${key("c", "values,")} ${key("grey", "an MLP or the prediction.")} 1.3 is head 3 of layer 1. A pale line is a dead end: it is on no path from the tokens to the prediction, so it changes nothing. Touch a part to see its lines alone, or one of the strongest lines to see its cost.${m.kept.length > 160 ? " (160 lines are drawn.)" : ""}</p>`;
+      `Lines lead into ${into.map(([what, channel]) => key(channel, what)).join(" ")} 1.3 is head 3 of layer 1. A pale line changes nothing: it is on no path from the tokens to the prediction. Touch a part to see its lines alone, or one of the strongest lines to see its cost.${m.kept.length > 160 ? " (160 lines are drawn.)" : ""}</p>`;
   }
 
   Live.figure("edges", {
     title: "Cut connections: which ones carry the copy?",
     beside: true,
-    first: { keep: "strongest", size: 8, off: "", sequence: 1, draw: 1, focus: "", edge: "" },
+    first: { keep: "strongest", size: 4, off: "", sequence: 1, draw: 1, focus: "", edge: "" },
     needs: () => ["anchors-3"],
 
     change: (s) => (s.keep === "strongest" && RANKED.indexOf(s.edge) >= s.size ? { ...s, edge: "" } : s),
@@ -142,9 +144,9 @@
     bet: {
       asks: "The network has 479 connections, or edges. We keep the strongest ones and cut all others. How many must we keep, so that nine tenths of the copying are left?",
       choices: ["about 12", "about 30", "about 70"],
-      deed: "Now move “How many”, to 12, 30 and 70.",
+      deed: "Now move “How many” to the right, until nine tenths are left.",
       answer(s, m) {
-        if (s.keep !== "strongest" || s.off || m.kept.length < 30) return null;
+        if (s.keep !== "strongest" || s.off || m.kept.length < 20) return null;
         return [1, `12 edges keep ${percent(m.keeps(12))} of the copying, 30 keep ${percent(m.keeps(30))}, and 70 keep ${percent(m.keeps(70))}.`];
       },
     },
