@@ -283,24 +283,21 @@ def step_matrix(net):
     return -n * (value @ out)[dim, dim] * (query @ key.T)[:dim, :dim]
 
 
-def test_the_dual_model_is_the_packages(reader):
+def test_attention_of_a_toy_head_is_softmax_attention(reader):
     draw, cases, truth = np.random.default_rng(6), [], []
     work = """return given.map(([q, k, v, sharp]) => {
         const flat = (x) => Float64Array.from(x.flat());
-        const m = Dual.steps(flat(q), flat(k), flat(v), sharp);
-        return [...m.weights, ...m.answers, ...m.before, ...m.after]; });"""
+        const m = Softmax.steps(flat(q), flat(k), flat(v), sharp);
+        return [...m.weights, ...m.answers]; });"""
     for _ in range(CASES):
         sharp, q = draw.uniform(0.1, 3), draw.normal(size=2)
-        k, v = draw.normal(size=(2, 5, 2)) / 2  # φ(k)·φ(k) stays small
+        k, v = draw.normal(size=(2, 5, 2)) / 2
         cases.append([q.tolist(), k.tolist(), v.tolist(), sharp])
         query, keys = (torch.tensor(x * np.sqrt(sharp * np.sqrt(2))) for x in (q, k))  # over √2
-        values, demos = torch.tensor(v), torch.tensor([True] * 4 + [False])
-        among_keys = scores(keys[:4], keys).exp() / scores(query[None], keys).exp().sum()
-        told = [(among_keys * mask) @ values for mask in (~demos, demos | ~demos)]
         weights = scores(query[None], keys).softmax(-1)
-        each = weights.T * values
+        each = weights.T * torch.tensor(v)
         steps = torch.cat([each[4:], each[:4]]).cumsum(0)  # the own token is the start
-        truth.append(np.concatenate([x.numpy().ravel() for x in (weights, steps, *told)]))
+        truth.append(np.concatenate([x.numpy().ravel() for x in (weights, steps)]))
     same(reader, "points", "regression-d2", work, cases, truth, 1e-9)
 
 

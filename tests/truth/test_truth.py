@@ -19,7 +19,7 @@ from iclutils.chapters.attention_circuits import interactions
 from iclutils.chapters.attention_circuits.pair import path_drops
 from iclutils.chapters.contrastive_kernel import ablation, heads
 from iclutils.chapters.every_lens import compare, lens_scores
-from iclutils.chapters.every_lens.question import Margin, Question
+from iclutils.chapters.every_lens.question import Margin, Question, lost_without_each
 from iclutils.chapters.label_anchors import (
     answers,
     compression,
@@ -170,8 +170,6 @@ def chapter_07(net, given):
     steered = compare.add_at_target(net, asked, vectors).margin
     sets = [four, [Node("mlp", 20)]]
     resampled = found.clean - patching.ablate(net, task, sets)
-    shorter = [asked.without([i]) for i in range(3)]
-    left_out = [asked.margin(hooks.logits_at(net, t, at[:, None])[:, 0]) for t, at in shorter]
     other = removal.mean_over([removal.head_means(net, given["corrupt"])], "the other side")
     by_mean = removal.without(net, task, [[tuple(h) for h in given["heads"].tolist()]], other)
     return {
@@ -182,7 +180,7 @@ def chapter_07(net, given):
         "vector 18.6": found.vector[:, layer, h],
         "dual 18.6": found.dual[:, layer, h],
         "common share after layer 20": lens_scores.common_share(found.states[:, 20]),
-        "lost without each example": found.clean[:, None] - torch.stack(left_out, 1),
+        "lost without each example": lost_without_each(net, asked),
         "task vector after layer 14": vector[:4],
         "margin with the vector": steered[0],
         "margin of the bare prompt": steered[1],

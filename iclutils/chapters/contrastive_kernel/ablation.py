@@ -84,7 +84,8 @@ def add_vectors(vectors: Float[Tensor, "#batch layer head d_head"]) -> list[Hook
 
 
 def mean_of_others(parts: Float[Tensor, "batch *shape"]) -> Float[Tensor, "batch *shape"]:
-    """Return for each prompt the mean of a part over the other prompts; NaN where there is one."""
+    """Return for each prompt the mean of a part over the other prompts; NaN where there is one.
+    Where prompts may ask the same word, see ``exchange.mean_elsewhere``."""
     return (parts.sum(0) - parts) / (len(parts) - 1)
 
 

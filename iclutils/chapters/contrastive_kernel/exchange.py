@@ -23,7 +23,8 @@ def mean_elsewhere(
     parts: Float[Tensor, "other *shape"], theirs: Sequence[str], words: Sequence[str]
 ) -> Float[Tensor, "batch *shape"]:
     """Return for each of ``words`` the mean of the parts of prompts that ask another word
-    (``theirs``: the word of each part); NaN where no prompt does."""
+    (``theirs``: the word of each part); NaN where no prompt does. Where all ask
+    different words, ``ablation.mean_of_others`` is the same and simpler."""
     is_other = torch.tensor([[word != one for one in theirs] for word in words]).to(parts)
     shares = is_other / is_other.sum(1, keepdim=True)
     return torch.einsum("bo,o...->b...", shares, parts)

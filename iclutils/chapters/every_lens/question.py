@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ...interp.clean_corrupt import CleanCorrupt, classification, of_rivals
+from ...interp.hooks import logits_at
 from ...interp.removal import Outcome, margin, outcome
 from ...models import TransformerBridge, start_tokens, text_tokenizer
 from ...tasks import words
@@ -108,6 +109,16 @@ class Question:
         """Return the clean prompts without some examples: tokens, padded at the end, and target."""
         gone = torch.isin(self.example, torch.tensor([*examples], device=self.example.device))
         return leave_out(self.task.clean, self.at, gone)
+
+
+def lost_without_each(model: TransformerBridge, asked: Question) -> Float[Tensor, "batch example"]:
+    """Return how much of the lead, in nats, the clean prompts lose without each example in turn."""
+
+    def lead(tokens: Int[Tensor, "batch pos"], at: Tensor) -> Float[Tensor, "batch"]:
+        return asked.margin(logits_at(model, tokens, at[:, None])[:, 0])
+
+    less = [lead(*asked.without([i])) for i in range(asked.examples)]
+    return lead(asked.task.clean, asked.at)[:, None] - torch.stack(less, 1)
 
 
 def of_words(

@@ -140,30 +140,25 @@ const Algorithms = {
   step: (xs, ys, rate) => Algorithms.moments(xs, ys).xy.map((v) => (rate / ys.length) * v),
 };
 
-// The dual model of softmax attention (iclutils/chapters/contrastive_kernel/dual.py), of one query.
-const Dual = {
+// Softmax attention of one query, example by example.
+const Softmax = {
   // query (dim); keys, values (n, dim), the last those of the query's own token and the others
-  // demonstrations. With φ(k)·φ(z) = exp(sharp k·z): attention `weights` (n); the `answers` to the
-  // query after none, one, two .. of the demonstrations (n, dim), the last attention's output; and
-  // the model's answers to the demonstrations' keys (n - 1, dim) `before` and `after` the step.
+  // demonstrations -> attention `weights` (n), and the `answers` to the query after none, one, two ..
+  // of the demonstrations (n, dim), the last attention's output; scores are sharp k·q.
   steps(query, keys, values, sharp) {
     const dim = query.length, n = keys.length / dim, whole = keys.length;
     const at = (list, i) => list.subarray(i * dim, (i + 1) * dim);
     const score = (a, b) => sharp * a.reduce((sum, v, i) => sum + v * b[i], 0);
     const scores = Array.from({ length: n }, (_, j) => score(query, at(keys, j)));
     const top = Math.max(...scores), total = scores.reduce((sum, s) => sum + Math.exp(s - top), 0);
-    const kernel = (i, z) => Math.exp(score(at(keys, i), z) - top) / total; // φ(k_i)·φ(z) / D_q
     const weights = scores.map((s) => Math.exp(s - top) / total);
     const answers = new Float64Array(whole);
-    const before = new Float64Array(whole - dim), after = new Float64Array(whole - dim);
     for (let c = 0; c < dim; c++) {
       answers[c] = weights[n - 1] * values[whole - dim + c];
       for (let j = 0; j < n - 1; j++) {
         answers[(j + 1) * dim + c] = answers[j * dim + c] + weights[j] * values[j * dim + c];
-        before[j * dim + c] = after[j * dim + c] = kernel(n - 1, at(keys, j)) * values[whole - dim + c];
-        for (let i = 0; i < n - 1; i++) after[j * dim + c] += kernel(i, at(keys, j)) * values[i * dim + c];
       }
     }
-    return { weights, answers, before, after };
+    return { weights, answers };
   },
 };

@@ -15,7 +15,7 @@
   function measured(state) {
     const read = (x, y) => Float64Array.from({ length: 2 * OWN }, (_, i) => state[`${i % 2 ? y : x}${(i >> 1) + 1}`]);
     const keys = read("a", "b"), values = read("c", "d");
-    const found = Dual.steps(keys.subarray(2 * DEMOS), keys, values, state.sharp);
+    const found = Softmax.steps(keys.subarray(2 * DEMOS), keys, values, state.sharp);
     const [start, end] = [found.answers.subarray(0, 2), found.answers.subarray(2 * DEMOS)];
     return { ...found, keys, values, start, end, length: Math.hypot(end[0] - start[0], end[1] - start[1]) };
   }

@@ -57,7 +57,7 @@
       choices: ["at the lowest point of the curve", "above the curve", "below the curve: better than every gradient step"],
       deed: "Now move “How long it has trained” to the end.",
       answer: (s, m) => (Number(s.at) < 9 ? null
-        : [0, `At the end, the layer has loss ${m.last.loss.toFixed(3)}, and the best gradient step has ${m.best.toFixed(3)}. On the way, the layer was above the curve: there, it mixed the ten numbers of x, and a gradient step does not. (Even the best step goes only half the way: ten points are few for ten numbers in x, and a longer step often overshoots.)`]),
+        : [m.last.loss > m.best + 0.05 ? 1 : m.last.loss < m.best - 0.05 ? 2 : 0, `At the end, the layer has loss ${m.last.loss.toFixed(3)}, and the best gradient step has ${m.best.toFixed(3)}. On the way, the layer was above the curve: there, it mixed the ten numbers of x, and a gradient step does not. (Even the best step goes only half the way: ten points are few for ten numbers in x, and a longer step often overshoots.)`]),
     },
     fields: () => [
       { kind: "range", name: "at", label: "How long it has trained", min: 0, max: 9, said: (i) => `${[0, 30, 40, 45, 50, 55, 60, 80, 100, "the end, after 3000"][i]} training steps` },
