@@ -402,7 +402,7 @@ def test_every_control_changes_the_picture(reader, name):
     acting = {
         "induction": "off=0.2&from=0.2",
         "copies": "off=1.1",
-        "labels": "cut=labels&from=2&q=cod",
+        "labels": "cut=labels&show=attention&from=2&q=cod",
     }
     acting |= {"smoother": "point=2&sharp=1", "edges": "size=20&sequence=2"}
     acting |= {"lenses": "set=match-and-read&way=averaged"}

@@ -169,7 +169,7 @@
       const said = `${m.kept.length} of ${m.all} edges are kept, and ${percent(m.share)} of the copying with them.`;
       const numbers = [
         ["edges kept", m.kept.length, `of ${m.all}`],
-        ["copying left", percent(m.share), "all edges: 100\u00a0%"],
+        ["copying left", percent(m.share), "on this row of tokens; all edges: 100\u00a0%"],
         ["with as many random edges", m.control ? percent(mean(m.control)) : "–", m.control ? `mean of ${DRAWS} draws: ${percent(Math.min(...m.control))} to ${percent(Math.max(...m.control))}` : "all are kept"],
       ];
       const cost = m.cost === null ? "" : ` Without ${words(state.edge)} ${percent(m.cost)} is left.`;

@@ -169,6 +169,7 @@
 
     const page = {
       title: "The induction pair, live",
+      beside: true,
       first: { text: copied("KDPSGMTOFJCNLHEI"), model: "induction-3", step: 4, seed: 1, head: "1.3",
         place: 19, off: "", how: "zero", from: "none", into: "1.3" },
       needs: ({ model, step }) => [model === "induction-3" ? `induction-3-${CHECKPOINTS[step] ?? 4000}`
@@ -214,25 +215,26 @@
         const looked = Array.from({ length: m.at + 1 }, (_, k) => k).sort((a, b) => m.pattern[m.at * m.n + b] - m.pattern[m.at * m.n + a]).slice(0, 3);
         const numbers = [
           [`${word}s right`, count ? `${m.right} of ${count}` : "–", m.repeats ? "in the second copy" : "nothing repeats"],
-          ["how wrong it is there (loss)", count ? m.loss.toFixed(2) : "–", `0 is perfect; blind guessing: ${Math.log(m.run.vocab).toFixed(2)}`],
-          [`head ${m.head.join(".")} looks at the right place`, m.silent ? "off" : number(m.prefix, 2), `of its attention; best${m.off.length ? " that is on" : ""}: ${Number.isNaN(m.best) ? "–" : `head ${m.leader} with ${number(m.best, 2)}`}`],
+          [`head ${m.head.join(".")} looks at the ${word} to copy`, m.silent ? "off" : number(m.prefix, 2), `of 1; the most${m.off.length ? " of those that are on" : ""}: ${Number.isNaN(m.best) ? "–" : `head ${m.leader}, ${number(m.best, 2)}`}`],
         ];
         const list = (heads) => [...new Set(heads.map((one) => one.join(".")))].join(", ");
         const cut = m.keys.length ? ` Cut: the keys of ${list(m.keys.map(({ to }) => to))} get the output that ${list(m.keys.map(({ from }) => from))} has on a sequence of other letters.` : "";
         const unread = given ? "" : [...new Set(state.text)].filter((c) => !LETTERS.includes(c)).join(" ");
-        const note = `Below each ${word} stands what the network says comes next${given ? "" : " (a dot below a new letter, after which this cannot be known; ? is a token that has no letter here)"}. ` +
-          `Blue: where head ${m.head.join(".")} looks from the framed ${word}. Touch a ${word} to look from there.` +
+        const unlettered = !given && m.asked.some((i) => nameOf(m.guesses[i]) === "other");
+        const note = `Small: what the network says comes next${given ? "" : " (a dot: nobody can know)"}. ` +
+          `Blue: where head ${m.head.join(".")} looks from the framed ${word}; touch another to look from there.${unlettered ? " ? is a token that has no letter here." : ""}` +
           `${unread && ` Left out, since no letters: ${Live.escaped(unread)}.`}${cut}`;
         const looks = bars(`From ${here} at place ${m.at} it looks at`, looked.map((k) => [`${nameOf(m.tokens[k])}, ${k}`, m.pattern[m.at * m.n + k], "a"]));
         const likely = bars("The network says what comes next", top.filter((v, i) => !i || p[v] >= 0.005).map((v) => [nameOf(v), p[v], v === next ? "c" : "b"]));
         const view = `${strip(m)}<p class="live-note">${note}</p><div class="live-row-of">` +
-          `<div><p class="live-head">Where head ${m.head.join(".")} looks, from every place${m.silent ? `<br>(off: it still looks, but writes ${state.how === "mean" ? "its average" : "nothing"})` : ""}</p>${map(m)}</div>` +
-          `<div class="live-aside">${looks}${likely}</div></div>`;
+          `<div><p class="live-head">Where head ${m.head.join(".")} looks, from every place${m.silent ? `<br>(off: it still looks, but writes ${state.how === "mean" ? "its average" : "nothing"})` : ""}</p>${map(m)}</div></div>`;
+        const wrong = count ? `Loss in the second copy: ${m.loss.toFixed(2)} nats. Blind guessing: ${Math.log(m.run.vocab).toFixed(2)}.` : "";
+        const more = `<p class="live-note">${wrong}</p><div class="live-row-of"><div>${looks}</div><div>${likely}</div></div>`;
         const said = count
           ? `Prefix matching: ${number(m.prefix, 2)} of head ${m.head.join(".")}, ${number(m.best, 2)} of the best head; loss ${m.loss.toFixed(2)}; ${m.right} of ${count} ${word}s right. ` +
             `From ${here} at place ${m.at} the head looks most at ${nameOf(m.tokens[looked[0]])} at place ${looked[0]}; the network says ${nameOf(top[0])}, ${p[top[0]].toFixed(2)}${next === undefined ? "" : `; ${nameOf(next)} follows`}.`
           : "Nothing repeats in these letters: press “Repeat it”.";
-        return { numbers, view, said, ...m };
+        return { numbers, view, more, said, ...m };
       },
 
       tasks: [
@@ -242,7 +244,7 @@
         { text: "Does head 1.3 look by the note of a head before it? Cut one path into its keys, so that its prefix matching falls below 0.1.",
           seen: [(s, m) => trained(s) && !s.off && s.into === s.head && s.from !== "none" && m.prefix < 0.1 && m.count > 14],
           found: (s, m) => `without this path, the prefix matching of head ${s.head} is only ${m.prefix.toFixed(2)}.` },
-        { text: "Choose the network “detour”. It copies as well: which of the three numbers misses that? See what its heads of layer 1 look at, from letters of the second copy.",
+        { text: "Choose the network “detour”. It copies as well: which of the two numbers misses that? See what its heads of layer 1 look at, from letters of the second copy.",
           seen: [(s, m, last) => s.model === "detour" && last?.state.model === "detour" && (s.head !== last.state.head || s.place !== last.state.place) && !s.off && m.right > 10 && m.best < 0.1 && m.head[0] === 1 && late(m)],
           found: (s, m) => `prefix matching is ${m.best.toFixed(2)} at best, and ${m.right} of ${m.count} tokens are right. Head ${s.head} looks one place beyond the token that comes next.` },
       ],

@@ -7,7 +7,7 @@
   const first = {
     t1: "for on as salmon eel trout it", l1: "Cedar", t2: "and tuna gnat locust", l2: "Dover",
     t3: "the with solder envelope loom", l3: "Alpha", t4: "drizzle storm and drizzle thunder breeze", l4: "Bravo",
-    q: "perch cod to as", drop: 0, cut: "none", layers: 1, show: "attention", layer: 1, from: "end",
+    q: "perch cod to as", drop: 0, cut: "none", layers: 1, show: "none", layer: 1, from: "end",
   };
   const offered = (list) => list.map((word) => [word, TRAINED.includes(word) ? word : `${word} (never a label in training)`]);
   const demos = (state) => [1, 2, 3, 4].filter((i) => i !== Number(state.drop));
@@ -78,9 +78,9 @@
     return { ...asked, words: net.words, names, now, before, answer, was: best(before), into, out, place, look, salient, off };
   }
 
-  // Two bars for each row: [name, [value, class], [value, class]], values in 0..1
-  function pairs(title, rows) {
-    const line = 34, drawn = rows.map(([name, ...two], i) => `<text x="66" y="${i * line + 21}" text-anchor="end">${name}</text>` +
+  // One or two bars for each row: [name, [value, class], ..], values in 0..1
+  function bars(title, rows) {
+    const line = 6 + 14 * (rows[0].length - 1), drawn = rows.map(([name, ...two], i) => `<text x="66" y="${i * line + 4 + line / 2}" text-anchor="end">${name}</text>` +
       two.map(([value, mark], k) => `<rect class="live-${mark}" x="72" y="${i * line + 3 + 14 * k}" width="${(160 * value).toFixed(1)}" height="12"/>` +
         `<text x="${(77 + 160 * value).toFixed(1)}" y="${i * line + 14 + 14 * k}">${value.toFixed(2)}</text>`).join("")).join("");
     const said = rows.map(([name, ...two]) => `${name} ${two.map(([value]) => value.toFixed(2)).join(" and ")}`).join(", ");
@@ -89,6 +89,7 @@
 
   Live.figure("labels", {
     title: "Label words: a prompt to rearrange",
+    beside: true,
     first,
     needs: () => ["anchors-3"],
     bet: {
@@ -108,7 +109,7 @@
     },
     fields: (state) => [
       { kind: "radios", name: "cut", label: "Cut off from all words before them", options: [["none", "no words"], ["labels", "the label words"], ["random", others(state)]] },
-      { kind: "select", name: "l1", label: "Label of the text about fish", options: offered(LABELS) },
+      { kind: "select", more: true, name: "l1", label: "Label of the text about fish", options: offered(LABELS) },
       ...[1, 2, 3, 4].flatMap((i) => [
         { kind: "text", more: true, name: `t${i}`, label: `Text ${i}` },
         ...(i === 1 ? [] : [{ kind: "select", more: true, name: `l${i}`, label: `Label word ${i}`, options: offered([...LABELS, "the", "hail"]) }]),
@@ -120,7 +121,7 @@
       ] },
       { kind: "radios", more: true, name: "drop", label: "Leave out", options: [["0", "none"], ...[1, 2, 3, 4].map((i) => [String(i), `${i}`])] },
       { kind: "range", more: true, name: "layers", label: "Cut in the first layers", min: 1, max: LAYERS, said: String },
-      { kind: "select", more: true, name: "show", label: "Show", options: [["attention", "attention"], ["saliency", "saliency of the answer"]] },
+      { kind: "select", more: true, name: "show", label: "Show in blue", options: [["none", "nothing"], ["attention", "attention"], ["saliency", "saliency of the answer"]] },
       { kind: "select", more: true, name: "from", label: "Look from", options: [["end", "the end"], ...demos(state).map((i) => [String(i), `label word ${i}`])] },
       { kind: "range", more: true, name: "layer", label: "in layer", min: 0, max: LAYERS - 1, said: String },
     ],
@@ -128,7 +129,7 @@
     draw(state, parts) {
       const m = measured(state, parts), chance = Math.max(...m.now);
       const few = Number(state.layers) === 1, dotted = new Set(few ? isolated(m, { cut: "random", layers: 1 })[0].places : []); // one layer has one draw
-      const word = (token, i) => `<span class="${m.at.includes(i) ? "live-label" : dotted.has(i) ? "live-other" : ""}${token < TOPICS.length * 8 || m.at.includes(i) ? "" : " live-noise"}${i === m.place ? " live-from" : ""}${m.off.has(i) ? " live-cut" : ""}" style="--look:${m.look[i].toFixed(2)}">${Live.escaped(m.words[token].replace("<bos>", "BOS"))}</span>`;
+      const word = (token, i) => `<span class="${m.at.includes(i) ? "live-label" : dotted.has(i) ? "live-other" : ""}${token < TOPICS.length * 8 || m.at.includes(i) ? "" : " live-noise"}${i === m.place ? " live-from" : ""}${m.off.has(i) ? " live-cut" : ""}" style="--look:${state.show === "none" ? 0 : m.look[i].toFixed(2)}">${Live.escaped(m.words[token].replace("<bos>", "BOS"))}</span>`;
       const ends = [...m.starts.slice(1), m.query, m.tokens.length]; // of each line
       const text = ends.map((end, line) => {
         const own = m.tokens.slice(line ? ends[line - 1] : 0, end), about = Array(TOPICS.length).fill(0);
@@ -137,25 +138,25 @@
         const shown = own.map((token, i) => word(token, i + end - own.length)), last = shown.splice(-3).join("\u00a0"); // text : label, never parted
         return `<p>${[...shown, last].join(" ")}</p><small>${topic && `(${topic})`}</small>`;
       }).join("");
-      const rows = m.names.map((name, i) => [name, [m.before[i], "grey"], [m.now[i], "b"]]);
+      const cutting = state.cut !== "none";
+      const rows = m.names.map((name, i) => [name, [m.before[i], "grey"], ...(cutting ? [[m.now[i], "b"]] : [])]);
       const flow = m.into.map((value, layer) => [`layer ${layer}`, [value, "a"], [m.out[layer], "b"]]);
-      const blue = m.salient
-        ? `Blue: attention times the gradient of the answer’s loss in layer ${state.layer}, summed over heads, from the framed word; the largest is the strongest.`
-        : `Blue: what the framed word looks at in layer ${state.layer}, on average over heads.`;
+      const blue = state.show === "none" ? "" : m.salient
+        ? ` Blue: attention times the gradient of the answer’s loss in layer ${state.layer}, summed over heads, from the framed word; the largest is the strongest.`
+        : ` Blue: what the framed word looks at in layer ${state.layer}, on average over heads.`;
       const layers = Number(state.layers) > 1 ? `one of the first ${state.layers} layers` : "the first layer";
-      const kinds = ` Underlined: label words.${few ? ` Dotted: ${others(state)}.` : ""}`;
+      const kinds = `Underlined: label words.${few ? ` Dotted: ${others(state)}.` : ""}`;
       const struck = m.off.size ? ` <b>Struck through: cut off in ${layers}.</b>` : "";
       const unknown = m.unknown.length ? ` The network does not know: ${Live.escaped(m.unknown.join(", "))}.` : "";
-      const view = `<div class="live-prompt" aria-hidden="true">${text}</div><p class="live-note">${blue}${kinds}${struck} Pale: words without a topic. In brackets: the topic of most words of a line.${unknown}</p>` +
-        pairs("How likely each label is: without a cut (grey), and with the cut that you press (below it)", rows);
-      const more = `<div class="live-row-of">${pairs(`${m.salient ? "Share of a layer’s saliency" : "Attention"}: text to label word (above), label words to the end (below)`, flow)}</div>`;
+      const view = `<div class="live-prompt" aria-hidden="true">${text}</div><p class="live-note">${kinds}${struck} Pale: words without a topic.${blue}${unknown}</p>` +
+        bars(`How likely each label is${cutting ? " (grey: without the cut)" : ""}`, rows);
+      const more = `<div class="live-row-of">${bars(`${m.salient ? "Share of a layer’s saliency" : "Attention"}: text to label word (above), label words to the end (below)`, flow)}</div>`;
       const numbers = [
-        ["the answer", m.answer, m.answer === m.was ? "as without a cut" : `without the cut ${m.was}`],
-        ["how sure it is", chance.toFixed(2), `of 1, among ${m.names.length} label words`],
-        [`${m.salient ? "saliency" : "attention"} from label words to their texts`, m.into[0].toFixed(2), "of 1, in layer 0"],
+        ["without a cut", `${m.was} ${Math.max(...m.before).toFixed(2)}`, ""],
+        [cutting ? `${state.cut === "labels" ? "the label words" : others(state)} cut off` : "with a cut", cutting ? `${m.answer} ${chance.toFixed(2)}` : "?", ""],
       ];
       const cut = m.off.size ? ` Cut off in ${layers}: ${[...m.off].sort((a, b) => a - b).map((i) => `“${Live.escaped(m.words[m.tokens[i]])}”`).join(", ")}.` : "";
-      const said = `The network answers ${m.answer}, ${chance.toFixed(2)}; without a cut ${m.was}. From “${m.words[m.tokens[m.place]]}”, layer ${state.layer} looks most at “${m.words[m.tokens[m.look.indexOf(Math.max(...m.look))]]}”.${cut}${unknown}`;
+      const said = `The network answers ${m.answer}, ${chance.toFixed(2)}; without a cut ${m.was}.${state.show === "none" ? "" : ` From “${m.words[m.tokens[m.place]]}”, layer ${state.layer} looks most at “${m.words[m.tokens[m.look.indexOf(Math.max(...m.look))]]}”.`}${cut}${unknown}`;
       return { numbers, view, more, said, ...m };
     },
 

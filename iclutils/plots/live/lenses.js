@@ -36,6 +36,7 @@
     return `<table class="live-prompts"><thead><tr><td></td><th scope="col">${ours ? "our prompt" : "the prompt"}</th><th scope="col">${ours ? "rival prompt" : "rival"}</th></tr></thead><tbody>${rows.join("")}</tbody></table>`;
   }
 
+  const coloured = (set) => [...new Set(["double", GROUPS[set] ?? "double"])];
   const STEP = 11, LEFT = 14; // of the grid: a head, the numbers of heads
   const place = (i) => [LEFT + STEP * Math.floor(i / HEADS), 1 + STEP * (i % HEADS)];
   const squares = (heads) => heads.map((i) => `M${place(i).join(" ")}h9v9h-9z`).join("");
@@ -45,9 +46,11 @@
     const heads = [0, 4, 8].map((head) => `<text x="${LEFT - 4}" y="${STEP * head + 9.5}" text-anchor="end">${head}</text>`);
     return `<svg class="live-grid" viewBox="0 0 ${LEFT + STEP * LAYERS} 115" role="img" aria-label="${said}">${inside}${layers.join("")}${heads.join("")}</svg>`;
   }
-  function grid({ groups, heads }) {
-    const gone = new Set(heads), listed = new Set(Object.values(groups).flat());
-    const kinds = { ...groups, unlisted: Array.from({ length: LAYERS * HEADS }, (_, i) => i).filter((i) => !listed.has(i)) };
+  // Double heads, and the group that is taken away, in colours
+  function grid({ groups, heads, set }) {
+    const shown = Object.fromEntries(coloured(set).map((kind) => [kind, groups[kind]]));
+    const gone = new Set(heads), listed = new Set(Object.values(shown).flat());
+    const kinds = { ...shown, unlisted: Array.from({ length: LAYERS * HEADS }, (_, i) => i).filter((i) => !listed.has(i)) };
     const drawn = Object.entries(kinds).map(([kind, all]) => {
       const away = all.filter((i) => gone.has(i)), set = Object.keys(GROUPS).find((name) => GROUPS[name] === kind);
       return `<g${set ? ` data-pick='{"set": "${key(set)}"}'` : ""}><path class="live-${kind}" d="${squares(all.filter((i) => !gone.has(i)))}"/>` +
@@ -56,8 +59,8 @@
     const said = Object.entries(GROUPS).map(([name, kind]) => `${groups[kind].length} ${CALLED[name]}: ${groups[kind].map(named).join(", ")}`).join("; ");
     return frame(drawn.join(""), `All heads: layers 0 to 29 across, heads 0 to 8 down. ${said}. Taken away: ${heads.map(named).join(", ") || "none"}.`);
   }
-  const EXPLAINED = { reader: "readers: look at the examples’ answers", matcher: "matchers: in repeated text, look at what came next", double: "double heads: do both", unlisted: "the others: random heads are some of these" };
-  const legend = () => `<ul class="live-legend">${Object.entries(EXPLAINED).map(([kind, said]) => `<li><svg viewBox="0 0 10 10" aria-hidden="true"><path class="live-${kind}" d="M0 0h10v10H0z"/></svg> ${said}</li>`).join("")}</ul>`;
+  const EXPLAINED = { double: "double heads", matcher: "single matchers", reader: "single readers", unlisted: "the others: random heads are some of these" };
+  const legend = (set) => `<ul class="live-legend">${[...coloured(set), "unlisted"].map((kind) => [kind, EXPLAINED[kind]]).map(([kind, said]) => `<li><svg viewBox="0 0 10 10" aria-hidden="true"><path class="live-${kind}" d="M0 0h10v10H0z"/></svg> ${said}</li>`).join("")}</ul>`;
 
   const bar = (kind, lead, most) => `<svg viewBox="${-most} 0 ${2 * most} 10" preserveAspectRatio="none" aria-hidden="true">` +
     `<path class="live-${kind}" d="M0 1H${lead}V9H0z"/><path class="live-axis" vector-effect="non-scaling-stroke" d="M0 0V10"/></svg>`;
@@ -69,8 +72,8 @@
     change: (state) => ({ ...state, prompt: Number(state.prompt) }),
 
     bet: {
-      asks: "The seven double heads are taken away in two ways. First they write what they write on the rival prompt. Then they write their mean over other functions, such as plural. In how many of the two ways is “standing” ahead?",
-      choices: ["in none", "in one", "in both"],
+      asks: "The seven double heads can write two other things: what they write on the rival prompt, or their mean over other functions, such as plural. With how many of the two does “standing” lead?",
+      choices: ["with none", "with one", "with both"],
       deed: "Now press “double heads”, then both things that they write instead.",
       answer(s, m, memory) {
         if (!m.ours || m.set !== "match and read") return null;
@@ -78,13 +81,14 @@
         const ways = Object.keys(WAYS);
         if (ways.some((way) => !memory[way])) return null;
         const lost = ways.filter((way) => memory[way][1] < 0).length;
-        return [lost, `“${m.prompt.answers[1]}” leads in ${["none", "one", "both"][lost]} of the two ways. The lead of “${m.prompt.answers[0]}” is now ${ways.map((way) => `${signed(memory[way][1])} (${WAYS[way]})`).join(", ")}. What double heads write on the rival prompt speaks for “${m.prompt.answers[1]}”; their means only weaken “${m.prompt.answers[0]}”.`];
+        return [lost, `“${m.prompt.answers[1]}” leads with ${["none", "one", "both"][lost]} of the two. The lead of “${m.prompt.answers[0]}” is now ${ways.map((way) => `${signed(memory[way][1])} (${WAYS[way]})`).join(", ")}. What double heads write on the rival prompt speaks for “${m.prompt.answers[1]}”; their means only weaken “${m.prompt.answers[0]}”.`];
       },
     },
 
     fields: () => [
-      { kind: "radios", name: "set", label: "Take away", options: [[NONE, "no heads"], ...Object.keys(GROUPS).map((name) => [key(name), CALLED[name]])] },
+      { kind: "radios", name: "set", label: "Take away", options: [[NONE, "no heads"], ["match-and-read", CALLED["match and read"]]] },
       { kind: "radios", name: "way", label: "They write instead", options: Object.entries(WAYS) },
+      { kind: "radios", more: true, name: "set", label: "Or take away another group", options: ["match only", "read only"].map((name) => [key(name), CALLED[name]]) },
       { kind: "range", more: true, name: "prompt", label: "Prompt", min: 0, max: MORE, said: (v) => (Number(v) ? `number ${v} of ${MORE} more` : "the chapter's") },
     ],
 
@@ -93,15 +97,15 @@
       const row = (name, kind, said) => [name, said ? leader(prompt, said[1]) : "?", bar(kind, said?.[1] ?? 0, most)];
       const rows = [
         row("with all heads", "all", whole),
-        row(found ? `without ${m.many}` : "without a group of heads", GROUPS[m.set] ?? "double", found),
+        row(found ? `without ${m.many}` : "without the double heads", GROUPS[m.set] ?? "double", found),
         row(`without ${found ? `${heads.length} ` : ""}random heads`, "random", random),
       ];
-      const view = `<div class="live-row-of"><div>${prompts(m)}</div><div><p class="live-head">${LAYERS * HEADS} heads, in 30 layers (across)</p>${grid(m)}</div></div>${legend()}` +
+      const view = `<div class="live-row-of"><div>${prompts(m)}</div><div><p class="live-head">${LAYERS * HEADS} heads, in 30 layers (across)</p>${grid(m)}${legend(m.set)}</div></div>` +
         `<div class="live-lead"><p class="live-head">How far does “${right}” lead “${rival}”, in nats?${found ? " (At 3 nats, it is 20 times as likely.)" : ""}</p><small>← ${rival} leads</small><small>${right} leads →</small></div>`;
       const chance = (name, said) => (said ? `${name} ${said[0].toFixed(2)}` : "");
       const chances = [chance("with all heads", whole), chance(found ? `without ${m.many}` : "", found), chance("without random heads", random)].filter(Boolean).join(", ");
       const away = heads.length ? `Away: ${heads.map(named).join(", ")}. ` : "";
-      const more = `<p class="live-note">Probability of ${right}: ${chances}. ${away}Random heads are one draw from the same layers, or the nearest; they neither match nor read. All numbers were computed beforehand: the model does not run in this page.</p>`;
+      const more = `<p class="live-note">Readers look at the answers of the examples. Matchers look, in repeated text, at what came next the first time. Double heads do both. Probability of ${right}: ${chances}. ${away}Random heads are one draw from the same layers, or the nearest; they neither match nor read. All numbers were computed beforehand: the model does not run in this page.</p>`;
       const said = rows.map(([name, value]) => `${name}: ${value}`).join("; ");
       return { numbers: rows, view, more, said: `${found ? `They write instead: ${WAYS[m.way]}. ` : ""}${said}.`, ...m };
     },

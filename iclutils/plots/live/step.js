@@ -73,18 +73,19 @@
       const moved = Number(state.rate) > 0, same = lossOf(layer.rate); // of a step with the layer's rate
       const said = `The layer after ${nets[state.at].step} training steps acts like rate ${rounded(layer.rate)} and has loss ${layer.loss.toFixed(3)}; a gradient step of that rate has ${same.toFixed(3)}.${moved ? ` Your step at rate ${Number(state.rate).toFixed(1)} has loss ${mine.toFixed(3)}.` : ""}`;
       const view = `<p class="live-head">The task: which y belongs to the last x?</p>${task(layer.rate)}` +
-        `<p class="live-note">A gradient step turns the flat line as far as the dashed line (here at the layer’s rate, on average over prompts).</p>` +
+        `<p class="live-note">Dashed: how far a gradient step turns the flat line, at the rate that the layer has now.</p>` +
         `<p class="live-head">How wrong is a gradient step, and how wrong is the layer?</p><svg class="live-wide" viewBox="0 0 390 ${top + height + 40}" role="img" aria-label="${said}">` +
         `<path class="live-axis" d="M${left} ${top}v${height}h${width}"/>${ticks}<text x="${left + width / 2}" y="${top + height + 36}" text-anchor="middle">rate of the gradient step: how far it turns the line</text><text x="6" y="12">how wrong (loss)</text>` +
         `<path class="live-line live-a" d="${curve}"/><text class="live-a" x="${left + width}" y="${y(0.14)}" text-anchor="end">one gradient step</text>${trail}` +
         `${moved ? `<circle class="live-a" cx="${x(state.rate)}" cy="${y(mine)}" r="7"/>` : ""}<rect class="live-b" x="${(x(layer.rate) - 6).toFixed(1)}" y="${(y(layer.loss) - 6).toFixed(1)}" width="12" height="12"/><text class="live-b" x="${(x(layer.rate) + 2).toFixed(1)}" y="${(y(layer.loss) - 12).toFixed(1)}">the layer</text></svg>` +
-        `<p class="live-note">Grey dots show the layer earlier. The layer’s rate is the mean of ten weights: each multiplies a number of one x by the number in the same place of another.${moved ? " The disc is your step." : ""}</p>`;
+        `<p class="live-note">Grey dots show the layer earlier.${moved ? " The disc is your step." : ""}</p>`;
+      const more = `<p class="live-note">The layer’s rate is the mean of ten weights: each multiplies a number of one x by the number in the same place of another. The dashed line stands where a step ends on average over prompts.</p>`;
       const numbers = [
         ["loss of the layer", layer.loss.toFixed(3), "the square"],
         ["loss of a gradient step", same.toFixed(3), `the curve, at rate ${rounded(layer.rate)}`],
         ...(moved ? [["loss of your step", mine.toFixed(3), `at rate ${Number(state.rate).toFixed(1)}`]] : []),
       ];
-      return { numbers, view, said, mine, layer, last, best: lossOf(BEST) };
+      return { numbers, view, more, said, mine, layer, last, best: lossOf(BEST) };
     },
 
     tasks: [
