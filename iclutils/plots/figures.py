@@ -271,7 +271,7 @@ def dot_pairs(
         ax.axhline(len(rows) - len(last) - 0.5, color=GREY, lw=0.8)
     ax.set_yticks(range(len(rows)), order)
     ax.spines.left.set_visible(False)
-    ax.tick_params("y", length=0)  # a mark would look like part of a dot at 0
+    ax.tick_params("y", length=0, pad=8)  # a mark would look like part of a dot at 0
     ax.set(xlabel=xlabel, xlim=(0, high), ylim=(len(rows) - 0.5, -1.9))
     return add_title(figure, finding)
 

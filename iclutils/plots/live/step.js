@@ -78,7 +78,7 @@
         `<path class="live-axis" d="M${left} ${top}v${height}h${width}"/>${ticks}<text x="${left + width / 2}" y="${top + height + 36}" text-anchor="middle">rate of the gradient step: how far it turns the line</text><text x="6" y="12">how wrong (loss)</text>` +
         `<path class="live-line live-a" d="${curve}"/><text class="live-a" x="${left + width}" y="${y(0.14)}" text-anchor="end">one gradient step</text>${trail}` +
         `${moved ? `<circle class="live-a" cx="${x(state.rate)}" cy="${y(mine)}" r="7"/>` : ""}<rect class="live-b" x="${(x(layer.rate) - 6).toFixed(1)}" y="${(y(layer.loss) - 6).toFixed(1)}" width="12" height="12"/><text class="live-b" x="${(x(layer.rate) + 2).toFixed(1)}" y="${(y(layer.loss) - 12).toFixed(1)}">the layer</text></svg>` +
-        `<p class="live-note">Grey dots show the layer earlier.${moved ? " The disc is your step." : ""}</p>`;
+        `<p class="live-note">${trail && "Grey dots: the layer earlier."}${moved ? " The disc: your step." : ""}</p>`;
       const more = `<p class="live-note">The layer’s rate is the mean of ten weights: each multiplies a number of one x by the number in the same place of another. The dashed line stands where a step ends on average over prompts.</p>`;
       const numbers = [
         ["loss of the layer", layer.loss.toFixed(3), "the square"],

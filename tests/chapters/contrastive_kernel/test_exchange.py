@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from tiny import whole_words
 
@@ -29,7 +30,8 @@ def test_answers_are_counted_where_they_differ_and_exist():
     }  # fmt: skip
     rows = [row, row | {"third": 1.5}]
     sums = dict.fromkeys(("exchanged_in_all", "unchanged_in_all", "third_in_all"), "2 of 4")
-    assert exchange.told(rows) == {"exchanged": rows} | sums
+    told = exchange.told(rows, "exchanged", "unchanged", "third")
+    assert told == {"exchanged": rows} | sums
 
 
 def test_the_update_of_the_asked_word_is_left_out(monkeypatch):
@@ -61,3 +63,40 @@ def test_the_update_of_the_asked_word_is_left_out(monkeypatch):
     assert [(row["prompts"], row["update"]) for row in rows] == [VERBS, VERBS[::-1]]
     for row in rows:
         assert (row["of"], row["exchanged"], row["unchanged"], row["third"]) == (3, 3, 0, 0)
+
+
+@pytest.mark.parametrize("brings", ["word", "both"])
+def test_a_start_brings_the_word_or_the_whole_answer(monkeypatch, brings):
+    """A start that holds the asked word is answered in the form of the examples; one that holds
+    the answer brings it as it is. No prompt gets a start that asks its own word."""
+    every = {name: dict(words.load(name)) for name in VERBS}
+    known = {x for pairs in every.values() for pair in pairs.items() for x in pair}
+    tokenizer = whole_words(["?", "->", "\n", *sorted(known)], unk_token="?")
+    monkeypatch.setattr(exchange, "text_tokenizer", lambda model: tokenizer)
+    monkeypatch.setattr(exchange, "replace_part", lambda query, demos, part, vectors: vectors)
+    prompts, cases, duals = {}, {}, {}
+    for name, pairs in every.items():
+        draw, key = torch.Generator().manual_seed(0), ("net", name)
+        prompts[key] = words.ask(name, tokenizer, 4, 2, draw).prompts
+        said = words.asked(prompts[key], tokenizer)
+        right = words.answers(name, said, tokenizer)
+        ids = torch.tensor(tokenizer.convert_tokens_to_ids(said)) if brings == "word" else right
+        start = torch.nn.functional.one_hot(ids, len(tokenizer)).double()
+        duals[key] = DualHeads(start[:, None, None], None, None)
+        turned = {a: b for a, b in pairs.items() if brings == "word"}
+
+        def reread(vectors, turned=turned, own=ids):
+            given = vectors[:, 0, 0].argmax(-1)
+            assert not (given == own).any() or brings == "both"
+            forms = [turned.get(w, w) for w in tokenizer.convert_ids_to_tokens(given.tolist())]
+            said = torch.tensor(tokenizer.convert_tokens_to_ids(forms))
+            return torch.nn.functional.one_hot(said, len(tokenizer)).double()
+
+        logits = torch.nn.functional.one_hot(right, len(tokenizer)).double()
+        query = SimpleNamespace(model=None, at=right * 0, logits=logits, reread=reread)
+        cases[key] = Case(query, prompts[key].tokens > 0, right)
+    rows = exchange.exchange_starts(cases, duals, prompts)
+    assert [(row["prompts"], row["start"]) for row in rows] == [VERBS, VERBS[::-1]]
+    for row in rows:
+        assert row["of"] == row[brings] > 2
+        assert row["unchanged"] == row[{"word": "both", "both": "word"}[brings]] == 0
