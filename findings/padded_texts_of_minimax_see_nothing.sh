@@ -2,16 +2,16 @@
 # transformers 5.23: the shorter texts of a batch, padded on the left, are continued wrongly by MiniMax.
 #
 # What happens: two texts of twelve and of eight tokens are a batch, the shorter one padded on the left, as
-# generation wants it. Llama, Jamba, Falcon-H1 and Qwen-3.5 continue the shorter text as they do when it is alone. MiniMax
-# does so without a cache; with one, which is the default, it writes other tokens, and what it says of the first
-# token that it reads on the cache is off by nats. The longer text is right. If the first layer has full attention,
-# all is right. No error, no warning.
+# generation wants it. Llama, Jamba, Falcon-H1 and Qwen-3.5 continue the shorter text as they do when it is alone.
+# MiniMax does so without a cache; with one, the default, it writes other tokens, and what it says after the
+# first token that it reads on the cache is off by nats. The longer text is right. If the first layer has full
+# attention, all is right. No error, no warning.
 #
 # The cause: the masks of all layers are made for the length of the cache in its first layer. In the published
 # MiniMax, which has a full attention after every seven linear ones, that layer is a linear one; it stores no
 # keys, so that the cache says that it holds nothing. The mask is then one column wide, the text's first one, and
-# holds for every key. Where that column is padding, full attention hands on zeros (sdpa), or the mean of all values,
-# padding with the rest (eager). The default layers of MiniMaxConfig begin with full attention.
+# holds for every key. Where that column is padding, full attention hands on zeros (sdpa), or the mean of all
+# values, padding with the rest (eager). The default layers of MiniMaxConfig begin with full attention.
 #
 # Why a guess misses: a mask and positions are handed in and right, a text alone is right, and so is the padded
 # one in the run that fills the cache. Whoever looks at the longest text of a batch, or at texts of one length,
