@@ -255,7 +255,7 @@
       needs: () => ["induction-3-4000"],
       bet: {
         asks: "Can one head alone stop the copying, so that no letter of the second copy is right?",
-        choices: ["no, the other heads stand in for it", "yes, one of the first layer", "yes, one of the second layer"],
+        choices: ["no, the other heads are enough", "yes, one of the first layer", "yes, one of the second layer"],
         deed: "Now switch off one head at a time.",
         answer(s, m, memory, choice) {
           if (m.off.length !== 1) return [undefined, m.off.length ? `${m.off.length} heads are off at once. Switch them on again, and off one at a time.` : copies.bet.deed];
@@ -267,7 +267,7 @@
         },
         later(s, m) {
           if (s.off !== all(1).map((head) => head.join(".")).join(" ")) return null;
-          return `Without all four, ${m.right} of ${m.count} letters are right. Without any one of them, at least ${m.least} are. So they stand in for each other: a head that can be missing may still do work (chapter 06).`;
+          return `Without all four, ${m.right} of ${m.count} letters are right. Without any one of them, at least ${m.least} are. So each can be spared, and not all of them: a head that can be missing may still do work (chapter 06).`;
         },
       },
       fields: () => [{ kind: "checks", name: "off", label: "Switch heads off: 0.0 to 0.3 are in the first layer, 1.0 to 1.3 in the second", class: "live-heads", options: everyHead.map((head) => [head.join("."), head.join(".")]) }],

@@ -184,3 +184,19 @@ def test_the_released_neighbours_are_not_those_of_the_paper():
     xs, ys = noiseless(9)
     five, three = (algorithms.knn(xs, ys, k, power) for k, power in ((5, 1.0), (3, 2.0)))
     assert gap(five, three) > 0.01
+
+
+def test_ten_steps_of_newton_do_what_1024_plain_steps_do():
+    """Newton's method for the inverse of a Gram matrix squares what is left of it with each step
+    (chapter 03). It starts with the matrix of one plain step."""
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(6, 4, generator=draw).double(), torch.randn(6, generator=draw).double()
+    gram, wanted = x.mT @ x, x.mT @ y
+    rate = 0.2 / torch.linalg.matrix_norm(gram, 2)
+    w, inverse = torch.zeros(4).double(), rate * torch.eye(4).double()
+    for _ in range(1024):
+        w = w + rate * (wanted - gram @ w)
+    for _ in range(10):
+        inverse = 2 * inverse - inverse @ gram @ inverse
+    assert (inverse @ wanted - w).norm() < 1e-10 * w.norm()
+    assert (torch.linalg.solve(gram, wanted) - w).norm() > 1e-4 * w.norm(), "not there yet"
