@@ -53,6 +53,7 @@
     first: { rate: 0, at: 0 }, // weights of ten training steps (book/_ext/live.py)
     needs: () => ["lsa-1"],
     bet: {
+      before: true,
       asks: "Where will the square be at the end of training?",
       choices: ["at the lowest point of the curve", "above the curve", "below the curve: better than every gradient step"],
       deed: "Now move “How long it has trained” to the end.",
