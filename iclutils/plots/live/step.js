@@ -53,9 +53,9 @@
     first: { rate: 0, at: 0 }, // weights of ten training steps (book/_ext/live.py)
     needs: () => ["lsa-1"],
     bet: {
-      before: true,
       asks: "Where will the square be at the end of training?",
       choices: ["at the lowest point of the curve", "above the curve", "below the curve: better than every gradient step"],
+      before: true,
       deed: "Now move “How long it has trained” to the end.",
       answer: (s, m) => (Number(s.at) < 9 ? null
         : [m.last.loss > m.best + 0.05 ? 1 : m.last.loss < m.best - 0.05 ? 2 : 0, `At the end, the layer has loss ${m.last.loss.toFixed(3)}, and the best gradient step has ${m.best.toFixed(3)}. On the way, the layer was above the curve: there, it mixed the ten numbers of x, and a gradient step does not. (Even the best step goes only half the way: ten points are few for ten numbers in x, and a longer step often overshoots.)`]),
