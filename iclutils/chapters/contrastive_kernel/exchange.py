@@ -99,9 +99,9 @@ def exchange_starts(
         mine, whole = words[model, own], query.logits.argmax(-1)
         for name in family:
             theirs = words[model, name]
-            order = [[*range(i, len(theirs)), *range(i)] for i in range(len(theirs))]
-            givers = [
-                next(k for k in order[(i + 1) % len(theirs)] if theirs[k] != word)
+            n = len(theirs)
+            givers = [  # of each prompt, the next one that asks another word
+                next(k % n for k in range(i + 1, i + 1 + n) if theirs[k % n] != word)
                 for i, word in enumerate(mine)
             ]
             given = [theirs[k] for k in givers]

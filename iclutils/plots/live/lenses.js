@@ -6,6 +6,7 @@
   const CALLED = { "match and read": "double heads", "match only": "single matchers", "read only": "single readers" };
   const WAYS = { resampled: "their output on the rival prompt", averaged: "their mean over other functions" };
   const key = (set) => set.replace(/,? /g, "-"); // as the state has it, without blanks
+  const choice = (set) => [key(set), CALLED[set]];
   const numbers = (text) => (text ? text.split(" ").map(Number) : []);
   // Probability and lead (nats) of the n-th of the pairs that a text holds
   const pair = (text, n) => [numbers(text)[2 * n] / 1000, numbers(text)[2 * n + 1] / 10];
@@ -60,7 +61,7 @@
     return frame(drawn.join(""), `All heads: layers 0 to 29 across, heads 0 to 8 down. ${said}. Taken away: ${heads.map(named).join(", ") || "none"}.`);
   }
   const EXPLAINED = { double: "double heads", matcher: "single matchers", reader: "single readers", unlisted: "the others: random heads are some of these" };
-  const legend = (set) => `<ul class="live-legend">${[...coloured(set), "unlisted"].map((kind) => [kind, EXPLAINED[kind]]).map(([kind, said]) => `<li><svg viewBox="0 0 10 10" aria-hidden="true"><path class="live-${kind}" d="M0 0h10v10H0z"/></svg> ${said}</li>`).join("")}</ul>`;
+  const legend = (set) => `<ul class="live-legend">${[...coloured(set), "unlisted"].map((kind) => `<li><svg viewBox="0 0 10 10" aria-hidden="true"><path class="live-${kind}" d="M0 0h10v10H0z"/></svg> ${EXPLAINED[kind]}</li>`).join("")}</ul>`;
 
   const bar = (kind, lead, most) => `<svg viewBox="${-most} 0 ${2 * most} 10" preserveAspectRatio="none" aria-hidden="true">` +
     `<path class="live-${kind}" d="M0 1H${lead}V9H0z"/><path class="live-axis" vector-effect="non-scaling-stroke" d="M0 0V10"/></svg>`;
@@ -86,9 +87,9 @@
     },
 
     fields: () => [
-      { kind: "radios", name: "set", label: "Take away", options: [[NONE, "no heads"], ["match-and-read", CALLED["match and read"]]] },
+      { kind: "radios", name: "set", label: "Take away", options: [[NONE, "no heads"], choice("match and read")] },
       { kind: "radios", name: "way", label: "They write instead", options: Object.entries(WAYS) },
-      { kind: "radios", more: true, name: "set", label: "Or take away another group", options: ["match only", "read only"].map((name) => [key(name), CALLED[name]]) },
+      { kind: "radios", more: true, name: "set", label: "Or take away another group", options: ["match only", "read only"].map(choice) },
       { kind: "range", more: true, name: "prompt", label: "Prompt", min: 0, max: MORE, said: (v) => (Number(v) ? `number ${v} of ${MORE} more` : "the chapter's") },
     ],
 

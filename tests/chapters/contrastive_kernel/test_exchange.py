@@ -34,18 +34,27 @@ def test_answers_are_counted_where_they_differ_and_exist():
     assert told == {"exchanged": rows} | sums
 
 
-def test_the_update_of_the_asked_word_is_left_out(monkeypatch):
-    """Here an update is a logit of its own function's answers, lower for the word that was asked:
-    the answer is found only in the mean over prompts that ask another word."""
-    every = {name: dict(words.load(name)) for name in (*VERBS, "plural")}
+def read_as_words(monkeypatch, names, count):
+    """Draw prompts of functions, by key, in which each word is a token; hooks are their vectors."""
+    every = {name: dict(words.load(name)) for name in names}
     known = {x for pairs in every.values() for pair in pairs.items() for x in pair}
     tokenizer = whole_words(["?", "->", "\n", *sorted(known)], unk_token="?")
     monkeypatch.setattr(exchange, "text_tokenizer", lambda model: tokenizer)
     monkeypatch.setattr(exchange, "replace_part", lambda query, demos, part, vectors: vectors)
-    prompts, cases, duals = {}, {}, {}
+    prompts = {}
+    for name in every:
+        draw = torch.Generator().manual_seed(0)
+        prompts["net", name] = words.ask(name, tokenizer, count, 2, draw).prompts
+    return every, tokenizer, prompts
+
+
+def test_the_update_of_the_asked_word_is_left_out(monkeypatch):
+    """Here an update is a logit of its own function's answers, lower for the word that was asked:
+    the answer is found only in the mean over prompts that ask another word."""
+    every, tokenizer, prompts = read_as_words(monkeypatch, (*VERBS, "plural"), 3)
+    cases, duals = {}, {}
     for name, pairs in every.items():
-        draw, key = torch.Generator().manual_seed(0), ("net", name)
-        prompts[key] = words.ask(name, tokenizer, 3, 2, draw).prompts
+        key = "net", name
         said = words.asked(prompts[key], tokenizer)
         assert len(set(said)) == 3
         theirs = words.answers(name, said, tokenizer)
@@ -69,15 +78,10 @@ def test_the_update_of_the_asked_word_is_left_out(monkeypatch):
 def test_a_start_brings_the_word_or_the_whole_answer(monkeypatch, brings):
     """A start that holds the asked word is answered in the form of the examples; one that holds
     the answer brings it as it is. No prompt gets a start that asks its own word."""
-    every = {name: dict(words.load(name)) for name in VERBS}
-    known = {x for pairs in every.values() for pair in pairs.items() for x in pair}
-    tokenizer = whole_words(["?", "->", "\n", *sorted(known)], unk_token="?")
-    monkeypatch.setattr(exchange, "text_tokenizer", lambda model: tokenizer)
-    monkeypatch.setattr(exchange, "replace_part", lambda query, demos, part, vectors: vectors)
-    prompts, cases, duals = {}, {}, {}
+    every, tokenizer, prompts = read_as_words(monkeypatch, VERBS, 4)
+    cases, duals = {}, {}
     for name, pairs in every.items():
-        draw, key = torch.Generator().manual_seed(0), ("net", name)
-        prompts[key] = words.ask(name, tokenizer, 4, 2, draw).prompts
+        key = "net", name
         said = words.asked(prompts[key], tokenizer)
         right = words.answers(name, said, tokenizer)
         ids = torch.tensor(tokenizer.convert_tokens_to_ids(said)) if brings == "word" else right
