@@ -8,9 +8,9 @@ A patch leaves what comes before it as it was: ``CleanRun`` keeps one clean pass
 many patched copies of it go on together, under hooks.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from typing import TypeVar
 
@@ -55,24 +55,35 @@ def ablate(
     task: CleanCorrupt,
     sets: Sequence[Iterable[Node]],
     how: How = "resample",
+    fixed: Collection[str] = (),
 ) -> Float[Tensor, "set batch"]:
     """Measure the nats lost without each set of heads and MLP layers: they become what they are on
     the corrupt sequence (``"resample"``), their mean over the batch and its positions (``"mean"``),
-    or nothing (``"zero"``). For edges, see ``path_patching``."""
+    or nothing (``"zero"``). For edges, see ``path_patching``.
+
+    ``fixed``: hooks that keep their clean values. With the scales of all norms, no norm makes up
+    for what is gone (Rushing and Nanda 2024)."""
     groups, run = [list(nodes) for nodes in sets], CleanRun(model, task)
     nodes = {node for group in groups for node in group}
     if not nodes <= {node for node in run.graph.writers if node.kind != "embed"}:
         raise IclError("Only heads and MLP layers of the model can be removed.")
     values = replacements(model, task.clean, {*map(output_hook, nodes)}, how, task.corrupt)
     values = {n: v[:, : run.reach] if v.ndim else v for n, v in values.items()}
+    _, kept = run_with_hooks(model, run.task.clean, [], fixed)
+    hold = [(n, partial(_copied, of=kept[n])) for n in fixed]
     lost = []
     with bar(what="sets", total=len(groups)) as progress:
         for first, some in groupby(groups, lambda group: min((n.layer for n in group), default=-1)):
             for part in run.batches(list(some)):
-                hooks = _replaced(part, values, len(task), run.graph.heads)
+                hooks = _replaced(part, values, len(task), run.graph.heads) + hold
                 lost.append(run.score - run.scores(max(first, 0), len(part), hooks).mean(-1))
                 progress.update(len(part))
     return torch.cat(lost)
+
+
+def _copied(value: Tensor, hook: object, of: Tensor) -> Tensor:
+    """Return the value of the batch for each of its copies."""
+    return of.repeat(len(value) // len(of), *[1] * (of.ndim - 1))
 
 
 def _replaced(

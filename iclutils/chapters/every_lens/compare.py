@@ -14,8 +14,9 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from ...interp import removal
+from ...interp.at_query import read
 from ...interp.head_scores import same_layers
-from ...interp.hooks import Head, logits_at, logits_under
+from ...interp.hooks import Head, head_masks, logits_at, logits_under, put_heads
 from ...interp.removal import Outcome, Replacement
 from ...models import TransformerBridge, get_act_name
 from ..attention_circuits.stability import top
@@ -148,6 +149,29 @@ COMPARED: dict[str, tuple[str, ...]] = {  # the sets of each way
     **dict.fromkeys((OWN, RIVAL, ZERO), (BOTH,)),
 }
 LIVE = {"resampled": RIVAL, "averaged": OTHERS}  # the ways of live figure 7
+
+
+def without_at_target(
+    model: TransformerBridge, question: Question, sets: Sequence[Heads], new: Replacement
+) -> Outcome:
+    """Return what is left without each set of heads when these lose their output at the target
+    alone, (set, batch): the target is read again, on the keys and values of the whole run. At every
+    position: ``removals``."""
+    query, width = read(model, question.task.clean, question.at), model.cfg.n_heads
+    heads = ([divmod(i, width) for i in sorted(some)] for some in sets)
+    hooks = (put_heads(head_masks(model, x, len(question)), new.by_layer) for x in heads)
+    return question.outcome(torch.stack([query.reread(x) for x in hooks]))
+
+
+def as_large(heads: Heads, sizes: Float[Tensor, "head"], outside: Set[int]) -> Heads:
+    """Return as many other heads of the same sizes: for each head, the largest first, the one of
+    the nearest size that is neither ``outside`` nor taken."""
+    free, found = {*range(len(sizes))} - outside, set[int]()
+    for each in sorted(heads, key=lambda i: -float(sizes[i])):
+        nearest = min(free, key=lambda i: abs(float(sizes[i] - sizes[each])))
+        free.remove(nearest)
+        found.add(nearest)
+    return frozenset(found)
 
 
 def add_at_target(
