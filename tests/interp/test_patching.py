@@ -8,6 +8,7 @@ from tiny import tokens
 
 from iclutils.errors import IclError
 from iclutils.interp import patching
+from iclutils.interp.graph import head
 from iclutils.interp.hooks import activations, run_with_hooks
 from iclutils.interp.readout import log_prob
 from iclutils.models import get_act_name
@@ -66,3 +67,42 @@ def test_a_sweep_of_places_that_no_sequence_has_is_refused(gpt2, positions, sour
     places = torch.tensor(positions), torch.tensor(sources)
     with pytest.raises(IclError, match="one source per position"):
         patching.mlp_position_sweep(gpt2, tokens(1, 5), *places, torch.tensor([3]))
+
+
+# By transformers alone. Would catch norms that divide anew, and a hook that some norm lacks.
+def test_with_fixed_norms_a_removal_leaves_every_divisor_as_it_was(case):
+    network, task, model = case.alone.network, case.task, case.model
+    norms = [m for m in network.modules() if type(m).__name__.endswith("Norm")]
+    divisors, outputs = {}, []
+
+    def divide(norm, inputs, out):
+        x = inputs[0]
+        if bias := getattr(norm, "bias", None) is not None:
+            x = x - x.mean(-1, keepdim=True)
+        eps = norm.eps if bias else norm.variance_epsilon
+        own = (x.square().mean(-1, keepdim=True) + eps).sqrt()
+        return x / divisors.setdefault(norm, own) * norm.weight + (norm.bias if bias else 0)
+
+    out_of = [m for n, m in network.named_modules() if n.endswith(("attn.c_proj", "o_proj"))][1]
+    size = model.cfg.d_head
+
+    def keep(module, inputs):
+        outputs.append(inputs[0])
+
+    def remove(module, inputs):  # head 1.0
+        return torch.cat([outputs[0][..., :size], inputs[0][..., size:]], -1)
+
+    hook = out_of.register_forward_pre_hook(keep)
+    network(task.corrupt)
+    hook.remove()
+    hooks = [norm.register_forward_hook(divide) for norm in norms]
+    clean = network(task.clean).logits
+    hooks.append(out_of.register_forward_pre_hook(remove))
+    left = network(task.clean).logits
+    for each in hooks:
+        each.remove()
+    at = torch.arange(len(task))[:, None], task.at
+    fixed = [name for name in model.hook_dict if name.endswith("hook_scale")]
+    lost = patching.ablate(model, task, [[head(1, 0)]], fixed=fixed)[0]
+    close(lost, task.score(clean[at]) - task.score(left[at]), 1e-5, 1e-4)
+    assert not torch.allclose(lost, patching.ablate(model, task, [[head(1, 0)]])[0], rtol=1e-3)

@@ -28,7 +28,8 @@ Controls = Mapping[str, Sequence[Sequence[Head]]]  # for each set, other heads f
 BOTH, EITHER = "match and read", "match or read"
 GROUPS = (BOTH, "match only", "read only")  # they share no head; together they are ``EITHER``
 OTHERS, RIVAL, ZERO = "other functions", "rival's prompt", "zero"
-OWN = "own function"
+OWN, LAST = "own function", "last arrow"  # by the mean over other functions, at the target alone
+ONE = "one of the two"  # match or read, and not both
 
 
 def head_scores(

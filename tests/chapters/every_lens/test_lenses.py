@@ -6,6 +6,8 @@ import torch
 from iclutils import models
 from iclutils.chapters.every_lens import compare, lens_scores
 from iclutils.chapters.every_lens.question import of_prompts
+from iclutils.interp import removal
+from iclutils.interp.hooks import logits_at
 from iclutils.models import get_act_name
 from iclutils.tasks import topics
 
@@ -86,6 +88,32 @@ def test_controls_hold_no_head_of_the_lists_that_are_compared(net):
             others = {layer * width + head for layer, head in drawn}
             assert len(drawn) == len(others) == len(sets[name])
             assert not others & lists
+
+
+def test_heads_removed_at_the_target_are_removed_nowhere_else(net, here):
+    """Against whole runs in which the mean stands at one place."""
+    means = removal.head_means(net, here.task.clean)
+    sets = [frozenset({1, 5, 6}), frozenset()]
+    got = compare.without_at_target(net, here, sets, removal.mean_over([means], "these"))
+
+    def replace(z, hook):
+        z, layer = z.clone(), hook.layer()
+        for head in (i % 4 for i in sets[0] if i // 4 == layer):
+            z[torch.arange(len(here)), here.at, head] = means[layer, head]
+        return z
+
+    hooks = [(get_act_name("z", layer), replace) for layer in (0, 1)]
+    for row, hooked in enumerate((hooks, [])):
+        expected = here.outcome(logits_at(net, here.task.clean, here.task.at, hooked)[:, 0])
+        assert torch.allclose(got.p[row], expected.p, atol=1e-5)
+        assert torch.allclose(got.margin[row], expected.margin, atol=1e-4)
+
+
+def test_heads_of_the_same_size_are_the_nearest_and_no_head_comes_twice():
+    sizes = torch.tensor([9.0, 8.0, 5.0, 4.0, 3.0, 7.5, 0.0])
+    found = compare.as_large(frozenset({0, 1}), sizes, {0, 1, 3})
+    assert found == {5, 2}  # 9 takes 7.5, then 8 takes 5
+    assert compare.as_large(frozenset({1}), sizes, {1}) == {5}
 
 
 def test_common_shares_are_those_of_pairs():
