@@ -55,13 +55,13 @@ def ablate(
     task: CleanCorrupt,
     sets: Sequence[Iterable[Node]],
     how: How = "resample",
-    fixed: Collection[str] = (),
+    frozen: Collection[str] = (),
 ) -> Float[Tensor, "set batch"]:
     """Measure the nats lost without each set of heads and MLP layers: they become what they are on
     the corrupt sequence (``"resample"``), their mean over the batch and its positions (``"mean"``),
     or nothing (``"zero"``). For edges, see ``path_patching``.
 
-    ``fixed``: hooks that keep their clean values. With the scales of all norms, no norm makes up
+    ``frozen``: hooks that keep their clean values. With the scales of all norms, no norm makes up
     for what is gone (Rushing and Nanda 2024)."""
     groups, run = [list(nodes) for nodes in sets], CleanRun(model, task)
     nodes = {node for group in groups for node in group}
@@ -69,8 +69,8 @@ def ablate(
         raise IclError("Only heads and MLP layers of the model can be removed.")
     values = replacements(model, task.clean, {*map(output_hook, nodes)}, how, task.corrupt)
     values = {n: v[:, : run.reach] if v.ndim else v for n, v in values.items()}
-    _, kept = run_with_hooks(model, run.task.clean, [], fixed)
-    hold = [(n, partial(_copied, of=kept[n])) for n in fixed]
+    _, kept = run_with_hooks(model, run.task.clean, [], frozen)
+    hold = [(n, partial(_copied, of=kept[n])) for n in frozen]
     lost = []
     with bar(what="sets", total=len(groups)) as progress:
         for first, some in groupby(groups, lambda group: min((n.layer for n in group), default=-1)):

@@ -70,7 +70,7 @@ def test_a_sweep_of_places_that_no_sequence_has_is_refused(gpt2, positions, sour
 
 
 # By transformers alone. Would catch norms that divide anew, and a hook that some norm lacks.
-def test_with_fixed_norms_a_removal_leaves_every_divisor_as_it_was(case):
+def test_with_frozen_norms_a_removal_leaves_every_divisor_as_it_was(case):
     network, task, model = case.alone.network, case.task, case.model
     norms = [m for m in network.modules() if type(m).__name__.endswith("Norm")]
     divisors, outputs = {}, []
@@ -102,7 +102,7 @@ def test_with_fixed_norms_a_removal_leaves_every_divisor_as_it_was(case):
     for each in hooks:
         each.remove()
     at = torch.arange(len(task))[:, None], task.at
-    fixed = [name for name in model.hook_dict if name.endswith("hook_scale")]
-    lost = patching.ablate(model, task, [[head(1, 0)]], fixed=fixed)[0]
+    frozen = [name for name in model.hook_dict if name.endswith("hook_scale")]
+    lost = patching.ablate(model, task, [[head(1, 0)]], frozen=frozen)[0]
     close(lost, task.score(clean[at]) - task.score(left[at]), 1e-5, 1e-4)
     assert not torch.allclose(lost, patching.ablate(model, task, [[head(1, 0)]])[0], rtol=1e-3)
