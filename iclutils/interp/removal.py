@@ -8,16 +8,13 @@ Heads lose their output (``z``, before ``W_O``) at every position. What may stan
 - ``mean_over`` prompts: keep these free of the task. A mean over prompts of the same function holds
   what they have in common, and that is the function (a task vector, chapter 05).
 - ``outputs_on`` another prompt: not only takes evidence away, but adds that of the other prompt.
-- ``least_harm``: the constant that hurts least (Li and Janson 2024, *optimal ablation*): what is
-  lost with it can't be due to a badly chosen replacement. It may tell the functions that it was
-  fitted to, even ten at once: fit it on some, and test it on others.
 
 For one model and one set of heads inside a lesson, ``hooks.ablate_heads`` is shorter.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -25,11 +22,9 @@ from torch import Generator, Tensor
 
 from ..errors import IclError
 from ..models import TransformerBridge, get_act_name
-from ..progress import bar
 from .clean_corrupt import CleanCorrupt
 from .head_scores import same_layers
-from .hooks import Head, Heads, activations, at_positions, head_masks, logits_without, put_heads
-from .invariants import skip_layers
+from .hooks import Head, Heads, activations, head_masks, logits_without
 
 DRAWS = 20  # of other heads of the same layers, dealt over the prompts
 
@@ -83,42 +78,6 @@ def outputs_on(
     """Return the replacement by what the heads write on another prompt for each row; ``what`` names
     it, as in "the same prompt with the rival's answers"."""
     return Replacement(f"what it writes on {what}", _outputs(model, tokens))
-
-
-@torch.enable_grad()
-def least_harm(
-    model: TransformerBridge,
-    removed: Sequence[tuple[CleanCorrupt, Sequence[Head]]],
-    start: Replacement,
-    steps: int,
-) -> Replacement:
-    """Return the replacement by the constants, one vector a head, after which the answer's -log p
-    is lowest, on average over the prompts of each task and then over tasks: each task loses the
-    heads that stand beside it. ``steps`` of Adam from ``start`` (one vector a head), so an upper
-    bound. Constants may tell what they were fitted to, as a vector that is added does: test them on
-    other tasks. Where no task loses a head, ``start`` comes back."""
-    if not (removed := [(task, heads) for task, heads in removed if heads]):
-        return start
-    values = torch.stack([start.by_layer[layer] for layer in range(model.cfg.n_layers)]).clone()
-    values.requires_grad_()  # (layer, head, d_head)
-    descent = torch.optim.Adam([values], lr=0.1)
-    fitted = []
-    for task, heads in removed:
-        lowest = min(layer for layer, _ in heads)  # what it reads, no constant changes
-        below = activations(model, task.clean, [get_act_name("resid_pre", lowest)])
-        fitted.append((task, head_masks(model, heads, len(task)), lowest, below.popitem()[1]))
-    for _ in bar(range(steps), "constants that hurt least"):
-        values.grad = torch.zeros_like(values)
-        for task, masks, lowest, stream in fitted:
-            every: list[Any] = [*put_heads(masks, dict(enumerate(values))), at_positions(task.at)]
-            with skip_layers(model, lowest, stream):
-                logits = model.run_with_hooks(task.clean, fwd_hooks=every)[:, 0]
-            loss = -logits.log_softmax(-1).gather(-1, task.answer).mean()
-            values.grad += torch.autograd.grad(loss, [values])[0] / len(fitted)
-        descent.step()
-    prompts = sum(len(task) for task, _ in removed)
-    words = f"the constant that hurts least, fitted on {prompts} prompts of {len(fitted)} functions"
-    return Replacement(words, dict(enumerate(values.detach())))
 
 
 def without(

@@ -105,24 +105,3 @@ def test_a_mean_over_one_token_is_the_output_there_and_own_outputs_change_nothin
     by_mean, by_output, by_own = (removal.without(model, here, heads, way) for way in ways)
     close(by_mean.margin, by_output.margin)
     close(by_own.margin[0], by_own.margin[1])
-
-
-@torch.no_grad()  # of whoever calls it
-def test_constants_hurt_least_on_average_over_the_tasks_that_they_are_fitted_to(case):
-    model, removed = case.model, [(task(0), HEADS[1:]), (task(1, rows=2), HEADS[2:])]
-    start = removal.mean_over([removal.head_means(model, task(0).clean)], "all")
-
-    def fit(*some):
-        return removal.least_harm(model, some, start, steps=20)
-
-    def loss(replacement):
-        left = (removal.without(model, here, [heads], replacement) for here, heads in removed)
-        return -sum(x.p.log().mean().item() for x in left) / 2
-
-    least = fit(*removed)
-    assert loss(least) < loss(start)
-    assert all(loss(least) < loss(fit(one)) for one in removed)
-    assert torch.equal(least.by_layer[0], start.by_layer[0]), "layer 0 loses no head"
-    assert fit((task(0), [])) is start
-    said = removal.caption("all", [removal.zeros(model), least])
-    assert "fitted on 6 prompts of 2 functions" in said

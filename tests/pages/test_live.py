@@ -433,7 +433,7 @@ BETS = {  # of each figure: which choice is right, and what the reader does to f
     "smoother": (1, [(f"key, {way}", value) for at in (("0.7", "0.5"), ("2", "1.5"))
                      for way, value in zip(("across", "up"), at, strict=True)]),
     "edges": (1, [("How many", "30")]),
-    "lenses": (1, [("Take away", "match-and-read"), (WAY, "averaged")]),
+    "lenses": (1, [("Replace", "match-and-read"), (WAY, "averaged")]),
 }  # fmt: skip
 
 

@@ -28,8 +28,8 @@ Controls = Mapping[str, Sequence[Sequence[Head]]]  # for each set, other heads f
 BOTH, EITHER = "match and read", "match or read"
 GROUPS = (BOTH, "match only", "read only")  # they share no head; together they are ``EITHER``
 OTHERS, RIVAL, ZERO = "other functions", "rival's prompt", "zero"
-OWN, LAST = "own function", "last arrow"  # by the mean over other functions, at the target alone
-ONE = "one of the two"  # match or read, and not both
+OWN, ONE = "own function", "one of the two"  # match or read, and not both
+LAST, OWN_LAST = "last arrow", "last arrow, own function"  # means at the target, and there alone
 
 
 def head_scores(
@@ -162,6 +162,30 @@ def without_at_target(
     heads = ([divmod(i, width) for i in sorted(some)] for some in sets)
     hooks = (put_heads(head_masks(model, x, len(question)), new.by_layer) for x in heads)
     return question.outcome(torch.stack([query.reread(x) for x in hooks]))
+
+
+def means_at_target(
+    model: TransformerBridge, question: Question
+) -> Float[Tensor, "layer head d_head"]:
+    """Return the mean output of every head at the target, over the prompts. Over all positions:
+    ``removal.head_means``."""
+    query = read(model, question.task.clean, question.at)
+    names = [get_act_name("z", layer) for layer in range(model.cfg.n_layers)]
+    return torch.stack([query.activations[name][:, 0].mean(0) for name in names])
+
+
+def vector_without(
+    model: TransformerBridge, question: Question, heads: Heads, new: Replacement, layer: int
+) -> Float[Tensor, "d_model"]:
+    """Return what the examples add to the state at the target after a layer, the mean over the
+    prompts, if some heads write ``new`` there in the run with examples."""
+    name, seen = get_act_name("resid_post", layer), list[Tensor]()
+    removed = [divmod(i, model.cfg.n_heads) for i in sorted(heads)]
+    for side, some in ((question.bare, []), ((question.task.clean, question.at), removed)):
+        hooks: list[Any] = put_heads(head_masks(model, some, len(question)), new.by_layer)
+        hooks.append((name, lambda state, hook: seen.append(state[:, 0].mean(0))))
+        read(model, *side).reread(hooks)
+    return seen[1] - seen[0]
 
 
 def as_large(heads: Heads, sizes: Float[Tensor, "head"], outside: Set[int]) -> Heads:

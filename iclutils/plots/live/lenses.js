@@ -58,7 +58,7 @@
         `${away.length ? `<path class="live-gone live-${kind}" d="${squares(away)}${crosses(away)}"/>` : ""}</g>`;
     });
     const said = Object.entries(GROUPS).map(([name, kind]) => `${groups[kind].length} ${CALLED[name]}: ${groups[kind].map(named).join(", ")}`).join("; ");
-    return frame(drawn.join(""), `All heads: layers 0 to 29 across, heads 0 to 8 down. ${said}. Taken away: ${heads.map(named).join(", ") || "none"}.`);
+    return frame(drawn.join(""), `All heads: layers 0 to 29 across, heads 0 to 8 down. ${said}. Replaced: ${heads.map(named).join(", ") || "none"}.`);
   }
   const EXPLAINED = { double: "double heads", matcher: "single matchers", reader: "single readers", unlisted: "the others: random heads are some of these" };
   const legend = (set) => `<ul class="live-legend">${[...coloured(set), "unlisted"].map((kind) => `<li><svg viewBox="0 0 10 10" aria-hidden="true"><path class="live-${kind}" d="M0 0h10v10H0z"/></svg> ${EXPLAINED[kind]}</li>`).join("")}</ul>`;
@@ -87,9 +87,9 @@
     },
 
     fields: () => [
-      { kind: "radios", name: "set", label: "Take away", options: [[NONE, "no heads"], choice("match and read")] },
+      { kind: "radios", name: "set", label: "Replace", options: [[NONE, "no heads"], choice("match and read")] },
       { kind: "radios", name: "way", label: "They write instead", options: Object.entries(WAYS) },
-      { kind: "radios", more: true, name: "set", label: "Or take away another group", options: ["match only", "read only"].map(choice) },
+      { kind: "radios", more: true, name: "set", label: "Or replace another group", options: ["match only", "read only"].map(choice) },
       { kind: "range", more: true, name: "prompt", label: "Prompt", min: 0, max: MORE, said: (v) => (Number(v) ? `number ${v} of ${MORE} more` : "the chapter's") },
     ],
 
@@ -98,29 +98,29 @@
       const row = (name, kind, said) => [name, said ? leader(prompt, said[1]) : "?", bar(kind, said?.[1] ?? 0, most)];
       const rows = [
         row("with all heads", "all", whole),
-        row(found ? `without ${m.many}` : "without the double heads", GROUPS[m.set] ?? "double", found),
-        row(`without ${found ? `${heads.length} ` : ""}random heads`, "random", random),
+        row(`with ${found ? m.many : "the double heads"} replaced`, GROUPS[m.set] ?? "double", found),
+        row(`with ${found ? `${heads.length} ` : ""}random heads replaced`, "random", random),
       ];
       const view = `<div class="live-row-of"><div>${prompts(m)}</div><div><p class="live-head">${LAYERS * HEADS} heads, in 30 layers (across)</p>${grid(m)}${legend(m.set)}</div></div>` +
         `<div class="live-lead"><p class="live-head">How far does “${right}” lead “${rival}”, in nats? (At 3 nats, it is 20 times as likely.)</p><small>← ${rival} leads</small><small>${right} leads →</small></div>`;
       const chance = (name, said) => (said ? `${name} ${said[0].toFixed(2)}` : "");
-      const chances = [chance("with all heads", whole), chance(found ? `without ${m.many}` : "", found), chance("without random heads", random)].filter(Boolean).join(", ");
-      const away = heads.length ? `Away: ${heads.map(named).join(", ")}. ` : "";
-      const more = `<p class="live-note">Readers look at the answers of the examples. Matchers look, in repeated text, at what came next the first time. Double heads do both. Probability of ${right}: ${chances}. ${away}Random heads are one draw from the same layers, or the nearest; they neither match nor read. All numbers were computed beforehand: the model does not run in this page.</p>`;
+      const chances = [chance("with all heads", whole), chance(found ? `with ${m.many} replaced` : "", found), chance("with random heads replaced", random)].filter(Boolean).join(", ");
+      const away = heads.length ? `Replaced: ${heads.map(named).join(", ")}. ` : "";
+      const more = `<p class="live-note">Readers look at the answers of the examples. Matchers look, in repeated text, at what came next the first time. Double heads do both. A replaced head is replaced at every token. Probability of ${right}: ${chances}. ${away}Random heads are one draw from the same layers, or the nearest; they neither match nor read. All numbers were computed beforehand: the model does not run in this page.</p>`;
       const said = rows.map(([name, value]) => `${name}: ${value}`).join("; ");
       return { numbers: rows, view, more, said: `${found ? `They write instead: ${WAYS[m.way]}. ` : ""}${said}.`, ...m };
     },
 
     tasks: [
-      { text: "Make “standing” lead while all double heads are there, on the chapter's prompt.",
-        seen: [(s, m) => m.ours && m.found?.[1] < 0 && !m.heads.some((i) => m.groups.double.includes(i))],
-        found: (s, m) => `without ${m.many}, ${leader(m.prompt, m.found[1])} nats. So double heads are not alone.` },
-      { text: "Take a group away so that “standing” leads. Then keep the group and change what it writes instead: “stood” leads again.",
+      { text: "Make “standing” lead while all double heads write as usual, on the chapter's prompt, where random heads leave “stood” ahead by a nat or more.",
+        seen: [(s, m) => m.ours && m.found?.[1] < 0 && m.random[1] >= 1 && !m.heads.some((i) => m.groups.double.includes(i))],
+        found: (s, m) => `with ${m.many} replaced, ${leader(m.prompt, m.found[1])} nats. So at every token, double heads are not alone.` },
+      { text: "Replace a group so that “standing” leads. Then keep the group and change what it writes instead: “stood” leads again.",
         seen: [(s, m, last) => m.ours && m.set && m.found[1] > 0 && last?.state.set === s.set && last.state.way !== s.way && last.drawn.found[1] < 0],
-        found: (s, m) => `without ${m.many}, with ${WAYS[m.way]} instead, ${leader(m.prompt, m.found[1])} nats. Whether they carry the answer depends on what they write instead.` },
-      { text: "Is it these heads, or any? On another prompt, find a group without which the probability of the answer (above) is below 0.1, while random heads leave more than 0.5.",
+        found: (s, m) => `with ${m.many} replaced by ${WAYS[m.way]}, ${leader(m.prompt, m.found[1])} nats. Whether they carry the answer depends on what they write instead.` },
+      { text: "Is it these heads, or any? On another prompt, find a group whose replacement leaves the answer a probability (above) below 0.1, while that of random heads leaves more than 0.5.",
         seen: [(s, m) => !m.ours && m.random && m.found[0] < 0.1 && m.random[0] > 0.5],
-        found: (s, m) => `without ${m.many} the answer has ${m.found[0].toFixed(2)}, without random heads ${m.random[0].toFixed(2)}.` },
+        found: (s, m) => `with ${m.many} replaced, the answer has ${m.found[0].toFixed(2)}, with random heads replaced ${m.random[0].toFixed(2)}.` },
     ],
   });
 }

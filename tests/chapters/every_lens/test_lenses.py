@@ -109,6 +109,37 @@ def test_heads_removed_at_the_target_are_removed_nowhere_else(net, here):
         assert torch.allclose(got.margin[row], expected.margin, atol=1e-4)
 
 
+def test_the_vector_without_heads_is_that_of_a_run_without_them(net, here, found):
+    means = compare.means_at_target(net, here)
+    z = get_act_name("z", 1)
+    _, cache = net.run_with_cache(here.task.clean, names_filter=z)
+    assert torch.allclose(means[1], cache[z][torch.arange(len(here)), here.at].mean(0), atol=1e-5)
+    new = removal.mean_over([0 * means], "nothing")
+    whole = compare.vector_without(net, here, frozenset(), new, 2)
+    assert torch.allclose(whole.cpu(), found.u[2], atol=1e-4)
+    none = compare.vector_without(net, here, frozenset(range(4, 8)), new, 1)  # all of layer 1
+    assert torch.allclose(whole_of_layer(net, here), none.cpu(), atol=1e-4)
+
+
+def whole_of_layer(net, here):
+    """What examples add after layer 1 if its attention writes nothing at the target but a bias."""
+
+    def silence(z, hook):
+        z = z.clone()
+        z[torch.arange(len(here)), here.at] = 0.0
+        return z
+
+    name, states = get_act_name("resid_post", 1), []
+    for tokens, at, hooks in (
+        (here.task.clean, here.at, [(get_act_name("z", 1), silence)]),
+        (*here.bare, []),
+    ):
+        rows = torch.arange(len(here))
+        keep = (name, lambda x, hook, r=rows, a=at: states.append(x[r, a].mean(0).cpu()))
+        net.run_with_hooks(tokens, fwd_hooks=[*hooks, keep])
+    return states[0] - states[1]
+
+
 def test_heads_of_the_same_size_are_the_nearest_and_no_head_comes_twice():
     sizes = torch.tensor([9.0, 8.0, 5.0, 4.0, 3.0, 7.5, 0.0])
     found = compare.as_large(frozenset({0, 1}), sizes, {0, 1, 3})
