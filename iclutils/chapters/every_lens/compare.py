@@ -189,10 +189,10 @@ def vector_without(
 
 
 def as_large(heads: Heads, sizes: Float[Tensor, "head"], outside: Set[int]) -> Heads:
-    """Return as many other heads of the same sizes: for each head, the largest first, the one of
-    the nearest size that is neither ``outside`` nor taken."""
+    """Return as many other heads of the same sizes, or as many as there are: for each head, the
+    largest first, the one of the nearest size that is neither ``outside`` nor taken."""
     free, found = {*range(len(sizes))} - outside, set[int]()
-    for each in sorted(heads, key=lambda i: -float(sizes[i])):
+    for each in sorted(heads, key=lambda i: -float(sizes[i]))[: len(free)]:
         nearest = min(free, key=lambda i: abs(float(sizes[i] - sizes[each])))
         free.remove(nearest)
         found.add(nearest)

@@ -102,7 +102,7 @@
         row(`with ${found ? `${heads.length} ` : ""}random heads replaced`, "random", random),
       ];
       const view = `<div class="live-row-of"><div>${prompts(m)}</div><div><p class="live-head">${LAYERS * HEADS} heads, in 30 layers (across)</p>${grid(m)}${legend(m.set)}</div></div>` +
-        `<div class="live-lead"><p class="live-head">How far does “${right}” lead “${rival}”, in nats? (At 3 nats, it is 20 times as likely.)</p><small>← ${rival} leads</small><small>${right} leads →</small></div>`;
+        `<div class="live-lead"><p class="live-head">Heads replaced at every token: how far does “${right}” lead “${rival}”, in nats? (At 3 nats, it is 20 times as likely.)</p><small>← ${rival} leads</small><small>${right} leads →</small></div>`;
       const chance = (name, said) => (said ? `${name} ${said[0].toFixed(2)}` : "");
       const chances = [chance("with all heads", whole), chance(found ? `with ${m.many} replaced` : "", found), chance("with random heads replaced", random)].filter(Boolean).join(", ");
       const away = heads.length ? `Replaced: ${heads.map(named).join(", ")}. ` : "";

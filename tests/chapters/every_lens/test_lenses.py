@@ -145,6 +145,7 @@ def test_heads_of_the_same_size_are_the_nearest_and_no_head_comes_twice():
     found = compare.as_large(frozenset({0, 1}), sizes, {0, 1, 3})
     assert found == {5, 2}  # 9 takes 7.5, then 8 takes 5
     assert compare.as_large(frozenset({1}), sizes, {1}) == {5}
+    assert compare.as_large(frozenset({0, 1}), sizes, {*range(6)}) == {6}, "no other is left"
 
 
 def test_common_shares_are_those_of_pairs():
