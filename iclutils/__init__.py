@@ -24,6 +24,7 @@ if os.environ.get("ICLUTILS_QUIET"):  # also the bars of the libraries below
     os.environ |= {"TQDM_DISABLE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 # Without ipywidgets bars are lines of text, and that is no mistake.
 warnings.filterwarnings("ignore", "IProgress not found")
+# A norm that is frozen is computed from its hook, and only rounding may differ.
 warnings.filterwarnings("ignore", "A forward hook edited hook_scale")
 
 if TYPE_CHECKING:

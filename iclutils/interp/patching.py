@@ -69,7 +69,7 @@ def ablate(
         raise IclError("Only heads and MLP layers of the model can be removed.")
     values = replacements(model, task.clean, {*map(output_hook, nodes)}, how, task.corrupt)
     values = {n: v[:, : run.reach] if v.ndim else v for n, v in values.items()}
-    _, kept = run_with_hooks(model, run.task.clean, [], frozen)
+    kept = run_with_hooks(model, run.task.clean, [], frozen)[1] if frozen else {}
     hold = [(n, partial(_copied, of=kept[n])) for n in frozen]
     lost = []
     with bar(what="sets", total=len(groups)) as progress:

@@ -181,11 +181,11 @@ def vector_without(
     prompts, if some heads write ``new`` there in the run with examples."""
     name, seen = get_act_name("resid_post", layer), list[Tensor]()
     removed = [divmod(i, model.cfg.n_heads) for i in sorted(heads)]
-    for side, some in ((question.bare, []), ((question.task.clean, question.at), removed)):
-        hooks: list[Any] = put_heads(head_masks(model, some, len(question)), new.by_layer)
-        hooks.append((name, lambda state, hook: seen.append(state[:, 0].mean(0))))
-        read(model, *side).reread(hooks)
-    return seen[1] - seen[0]
+    hooks: list[Any] = put_heads(head_masks(model, removed, len(question)), new.by_layer)
+    hooks.append((name, lambda state, hook: seen.append(state)))
+    read(model, question.task.clean, question.at).reread(hooks)
+    bare = read(model, *question.bare).activations[name]
+    return (seen[0] - bare)[:, 0].mean(0)
 
 
 def as_large(heads: Heads, sizes: Float[Tensor, "head"], outside: Set[int]) -> Heads:

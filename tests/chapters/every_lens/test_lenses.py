@@ -90,19 +90,25 @@ def test_controls_hold_no_head_of_the_lists_that_are_compared(net):
             assert not others & lists
 
 
+def put_at_target(here, heads, values):
+    """Make a hook of z: some heads, by their number, write their values at the target."""
+
+    def put(z, hook):
+        z, layer = z.clone(), hook.layer()
+        for head in (i % 4 for i in heads if i // 4 == layer):
+            z[torch.arange(len(here)), here.at, head] = values[layer, head]
+        return z
+
+    return put
+
+
 def test_heads_removed_at_the_target_are_removed_nowhere_else(net, here):
     """Against whole runs in which the mean stands at one place."""
     means = removal.head_means(net, here.task.clean)
     sets = [frozenset({1, 5, 6}), frozenset()]
     got = compare.without_at_target(net, here, sets, removal.mean_over([means], "these"))
 
-    def replace(z, hook):
-        z, layer = z.clone(), hook.layer()
-        for head in (i % 4 for i in sets[0] if i // 4 == layer):
-            z[torch.arange(len(here)), here.at, head] = means[layer, head]
-        return z
-
-    hooks = [(get_act_name("z", layer), replace) for layer in (0, 1)]
+    hooks = [(get_act_name("z", la), put_at_target(here, sets[0], means)) for la in (0, 1)]
     for row, hooked in enumerate((hooks, [])):
         expected = here.outcome(logits_at(net, here.task.clean, here.task.at, hooked)[:, 0])
         assert torch.allclose(got.p[row], expected.p, atol=1e-5)
@@ -117,27 +123,13 @@ def test_the_vector_without_heads_is_that_of_a_run_without_them(net, here, found
     new = removal.mean_over([0 * means], "nothing")
     whole = compare.vector_without(net, here, frozenset(), new, 2)
     assert torch.allclose(whole.cpu(), found.u[2], atol=1e-4)
-    none = compare.vector_without(net, here, frozenset(range(4, 8)), new, 1)  # all of layer 1
-    assert torch.allclose(whole_of_layer(net, here), none.cpu(), atol=1e-4)
-
-
-def whole_of_layer(net, here):
-    """What examples add after layer 1 if its attention writes nothing at the target but a bias."""
-
-    def silence(z, hook):
-        z = z.clone()
-        z[torch.arange(len(here)), here.at] = 0.0
-        return z
-
-    name, states = get_act_name("resid_post", 1), []
-    for tokens, at, hooks in (
-        (here.task.clean, here.at, [(get_act_name("z", 1), silence)]),
-        (*here.bare, []),
-    ):
-        rows = torch.arange(len(here))
-        keep = (name, lambda x, hook, r=rows, a=at: states.append(x[r, a].mean(0).cpu()))
+    heads, name, states = frozenset(range(4, 8)), get_act_name("resid_post", 1), []  # of layer 1
+    silence = z, put_at_target(here, heads, 0 * means)
+    for tokens, at, hooks in ((here.task.clean, here.at, [silence]), (*here.bare, [])):
+        keep = (name, lambda x, hook, at=at: states.append(x[torch.arange(len(here)), at].mean(0)))
         net.run_with_hooks(tokens, fwd_hooks=[*hooks, keep])
-    return states[0] - states[1]
+    got = compare.vector_without(net, here, heads, new, 1)
+    assert torch.allclose(states[0] - states[1], got, atol=1e-4)
 
 
 def test_heads_of_the_same_size_are_the_nearest_and_no_head_comes_twice():
