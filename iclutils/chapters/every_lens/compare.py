@@ -30,6 +30,7 @@ GROUPS = (BOTH, "match only", "read only")  # they share no head; together they 
 OTHERS, RIVAL, ZERO = "other functions", "rival's prompt", "zero"
 OWN, ONE = "own function", "one of the two"  # match or read, and not both
 LAST, OWN_LAST = "last arrow", "last arrow, own function"  # means at the target, and there alone
+RIVAL_LAST = "last arrow, rival's prompt"  # what they write there on that prompt
 
 
 def head_scores(
@@ -121,24 +122,23 @@ def removals(
     sets: Mapping[str, Heads],
     others: Controls,
     constants: Mapping[str, Replacement],
-    compared: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Outcome]:
-    """Return by way what is left without each of the sets in ``compared[way]`` (``COMPARED``
-    if None), or without its controls: (set or control, set, batch). ``constants``: what outputs
-    become in the ways other than ``RIVAL`` and ``ZERO``."""
-    task, width, compared = question.task, model.cfg.n_heads, compared or COMPARED
+    """Return by way what is left without each of the sets in ``COMPARED[way]``, or without its
+    controls: (set or control, set, batch). ``constants``: what outputs become in the ways other
+    than ``RIVAL`` and ``ZERO``. At the target alone: ``without_at_target``."""
+    task, width = question.task, model.cfg.n_heads
     heads = {k: [divmod(i, width) for i in sorted(some)] for k, some in sets.items()}
     new = {ZERO: removal.zeros(model), **constants}
     new[RIVAL] = removal.outputs_on(model, task.corrupt, RIVALS)
     groups: dict[str, list[Any]] = {}
-    for way, some in compared.items():
+    for way, some in COMPARED.items():
         drawn = [others[k][: len(task)] for k in some if way in CONTROLLED]
         groups[way] = [heads[k] for k in some] + drawn
     ways = [new[way] for way, some in groups.items() for _ in some]
     flat = removal.without(model, task, [*chain(*groups.values())], ways)
     parts = zip(*(x.cpu().split([*map(len, groups.values())]) for x in flat), strict=True)
     return {
-        way: Outcome(*(x.unflatten(0, (-1, len(compared[way]))) for x in part))
+        way: Outcome(*(x.unflatten(0, (-1, len(COMPARED[way]))) for x in part))
         for way, part in zip(groups, parts, strict=True)
     }
 
@@ -149,7 +149,7 @@ COMPARED: dict[str, tuple[str, ...]] = {  # the sets of each way
     OTHERS: (*GROUPS, "match, not vector", "vector, not match", EITHER),
     **dict.fromkeys((OWN, RIVAL, ZERO), (BOTH,)),
 }
-LIVE = {"resampled": RIVAL, "averaged": OTHERS}  # the ways of live figure 7
+LIVE = {"resampled": RIVAL_LAST, "averaged": LAST}  # the ways of live figure 7
 
 
 def without_at_target(
@@ -228,8 +228,8 @@ def random_like(vector: Float[Tensor, "*lead d_model"], generator: Generator) ->
 
 def record(cases: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
     """Return what live figure 7 shows. Of each case: model, prompts, sets, answers and, by way of
-    removal, answers without the sets. Written are probabilities (thousandths) and margins (tenths
-    of a nat) of three prompts a case, each set and a control."""
+    removal, answers without ``GROUPS`` and their controls: (set or control, set, batch). Written
+    are probabilities (thousandths) and margins (tenths of a nat) of three prompts a case."""
 
     def written(p: Tensor, margin: Tensor) -> str:
         pairs = zip(p.flatten().tolist(), margin.flatten().tolist(), strict=True)
@@ -242,7 +242,8 @@ def record(cases: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
         text["answers"] = [decode(i).strip() for i in here.task.choices[row]]
         text["whole"] = written(whole.p[row], whole.margin[row])
         for name, way in LIVE.items():
-            text[name] = written(less[way].p[:, :, row].T, less[way].margin[:, :, row].T)
+            left = (x[:, : len(GROUPS), row].T for x in (less[way].p, less[way].margin))
+            text[name] = written(*left)
         return text
 
     sets = {c: x[2].items() for c, x in cases.items()}
