@@ -29,6 +29,6 @@ MISTAKES = {
     ),
     "07-ex-chance": (
         "shared_by_chance = lambda: (56 / 270, 56 / 270)",
-        "add up what each layer shares by chance",
+        "Add up what each shares",
     ),
 }

@@ -79,6 +79,24 @@ class CleanCorrupt:
         return right, logits.gather(-1, self.choices[:, None].expand(*lead, -1))
 
 
+class Margin(CleanCorrupt):
+    """The same task, scored by the logit of the right answer less the mean of the other choices, in
+    nats: it does not saturate where the answer is nearly certain, as a log-probability does."""
+
+    def compare(
+        self, right: Float[Tensor, "*lead"], choices: Float[Tensor, "*lead choice"]
+    ) -> Float[Tensor, "*lead"]:
+        """Return the margin of single predictions, in nats."""
+        return margin(right, choices)
+
+
+def margin(
+    right: Float[Tensor, "*some"], choices: Float[Tensor, "*some choice"]
+) -> Float[Tensor, "*some"]:
+    """Return the lead of ``right``, one of ``choices``, over the mean of the others, in nats."""
+    return right - (choices.sum(-1) - right) / (choices.shape[-1] - 1)
+
+
 def scored_logits(
     model: TransformerBridge, task: CleanCorrupt, hooks: Sequence[Hook] = (), corrupt: bool = False
 ) -> Float[Tensor, "batch entry vocab"]:

@@ -22,7 +22,7 @@ from torch import Generator, Tensor
 
 from ..errors import IclError
 from ..models import TransformerBridge, get_act_name
-from .clean_corrupt import CleanCorrupt
+from .clean_corrupt import CleanCorrupt, margin
 from .head_scores import same_layers
 from .hooks import Head, Heads, activations, head_masks, logits_without
 
@@ -114,13 +114,6 @@ def outcome(task: CleanCorrupt, logits: Float[Tensor, "batch vocab"]) -> Outcome
     ahead = margin(right, logits.gather(-1, task.choices))
     hit = logits.argmax(-1) == task.answer[:, 0]
     return Outcome((right - logits.logsumexp(-1)).exp(), ahead, hit.to(right))
-
-
-def margin(
-    right: Float[Tensor, "*some"], choices: Float[Tensor, "*some choice"]
-) -> Float[Tensor, "*some"]:
-    """Return the lead of ``right``, one of ``choices``, over the mean of the others, in nats."""
-    return right - (choices.sum(-1) - right) / (choices.shape[-1] - 1)
 
 
 def controls_by_row(

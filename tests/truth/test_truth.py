@@ -19,7 +19,7 @@ from iclutils.chapters.attention_circuits import interactions
 from iclutils.chapters.attention_circuits.pair import path_drops
 from iclutils.chapters.contrastive_kernel import ablation, heads
 from iclutils.chapters.every_lens import compare, lens_scores
-from iclutils.chapters.every_lens.question import Margin, Question, lost_without_each
+from iclutils.chapters.every_lens.question import Question, lost_without_each
 from iclutils.chapters.label_anchors import (
     answers,
     compression,
@@ -41,7 +41,7 @@ from iclutils.interp import (
     removal,
     weights,
 )
-from iclutils.interp.clean_corrupt import CleanCorrupt, baselines
+from iclutils.interp.clean_corrupt import CleanCorrupt, Margin, baselines
 from iclutils.interp.graph import Node, head
 from iclutils.tasks.numbers import NumberFormat
 from iclutils.tasks.prompts import Prompts

@@ -92,7 +92,8 @@ def exchange_starts(
 
     Of each pair of functions: the prompts that count (``of``: the own answers to both words, and
     the other prompt's answer, are three), the own answers to the other word (``word``; without an
-    exchange ``unchanged``), and the answers of the other prompt (``both``: word and form)."""
+    exchange ``unchanged``), to the own word (``kept``), and the answers of the other prompt
+    (``both``: word and form)."""
     rows = []
     for (model, own), family, words, tokenizer in _families(cases, prompts):
         query, demos, *_ = cases[model, own]
@@ -111,7 +112,8 @@ def exchange_starts(
             old, word, both = (answers(f, of, tokenizer).to(query.at) for f, of in pairs)
             can = (word >= 0) & (word != old) & (word != both) & (both != old)
             row = {"prompts": own, "start": name, "of": int(can.sum())}
-            row |= {"word": int((said == word)[can].sum()), "both": int((said == both)[can].sum())}
+            counted = {"word": word, "both": both, "kept": old}
+            row |= {k: int((said == one)[can].sum()) for k, one in counted.items()}
             rows.append(row | {"unchanged": int((whole == word)[can].sum())})
     return rows
 

@@ -20,13 +20,13 @@ from transformers import PreTrainedTokenizerBase
 from ...errors import IclError
 from ...interp import removal
 from ...interp.attribution import edge_attribution
+from ...interp.clean_corrupt import Margin
 from ...interp.graph import Node, all_heads, model_graph
 from ...interp.head_scores import attention_patterns
 from ...interp.hooks import Head
 from ...interp.removal import Replacement
 from ...interp.statistics import mean_se, pseudo_values
 from ...models import TransformerBridge
-from .question import Margin
 
 TEMPLATES = (
     "When {0} and {1} went to the {place}, {2} gave a {thing} to",

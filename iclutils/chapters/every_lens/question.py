@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...interp.clean_corrupt import CleanCorrupt, classification, of_rivals
+from ...interp.clean_corrupt import Margin, classification, of_rivals
 from ...interp.hooks import logits_at
-from ...interp.removal import Outcome, margin, outcome
+from ...interp.removal import Outcome, outcome
 from ...models import TransformerBridge, start_tokens, text_tokenizer
 from ...tasks import words
 from ...tasks.prompts import Prompts, leave_out
@@ -38,17 +38,6 @@ FUNCTIONS = {  # list, column, rival (the word itself, where the list has no oth
     "lower case": ("places", "lower", "plural"),
 }
 TWICE = {"clean", "banana", "lemon", "cherry", "strawberry", "raspberry"}  # in two of the lists
-
-
-class Margin(CleanCorrupt):
-    """The same task, scored by the logit of the right answer less the mean of the other choices, in
-    nats: it does not saturate where the answer is nearly certain, as a log-probability does."""
-
-    def compare(
-        self, right: Float[Tensor, "*lead"], choices: Float[Tensor, "*lead choice"]
-    ) -> Float[Tensor, "*lead"]:
-        """Return the margin of single predictions, in nats."""
-        return margin(right, choices)
 
 
 @dataclass(frozen=True)

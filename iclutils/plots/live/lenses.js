@@ -1,5 +1,5 @@
 // Figure 7: which heads carry the answer? (notebook 07). SmolLM2 does not run in the page: this is
-// the record of a run at the tier `real`, prompt by prompt, of every removal that the chapter makes.
+// the record of a run at the tier `real`, prompt by prompt: heads replaced at the last arrow, and others as strong.
 {
   const LAYERS = 30, HEADS = 9, MORE = 30, NONE = "none";
   const GROUPS = { "match and read": "double", "match only": "matcher", "read only": "reader" }; // in these colours
@@ -13,14 +13,14 @@
 
   function measured(state, record) {
     const prompt = record.prompts[Math.min(state.prompt, record.prompts.length - 1)], ours = state.prompt === 0;
-    const sets = record.sets[prompt.case], names = Object.keys(sets), set = Object.keys(GROUPS).find((name) => key(name) === state.set);
-    const left = (way, name, control) => pair(prompt[way], 2 * names.indexOf(name) + control);
-    const whole = pair(prompt.whole, 0), [found, random] = [0, 1].map((control) => (set ? left(state.way, set, control) : null));
+    const sets = record.sets[prompt.case], names = Object.keys(GROUPS), set = Object.keys(GROUPS).find((name) => key(name) === state.set);
+    const left = (way, name, other) => pair(prompt[way], 2 * names.indexOf(name) + other);
+    const whole = pair(prompt.whole, 0), [found, control] = [0, 1].map((other) => (set ? left(state.way, set, other) : null));
     const inSight = Object.keys(WAYS).flatMap((way) => Object.keys(GROUPS).flatMap((name) => [left(way, name, 0), left(way, name, 1)]));
     const most = Math.max(...[whole, ...inSight].map(([, lead]) => Math.abs(lead))); // the longest bar
     const heads = set ? numbers(sets[set]) : [];
     const groups = Object.fromEntries(Object.entries(GROUPS).map(([name, kind]) => [kind, numbers(sets[name])]));
-    return { prompt, ours, set, way: state.way, whole, found, random, most, heads, groups, many: `${heads.length} ${CALLED[set]}` };
+    return { prompt, ours, set, way: state.way, whole, found, control, most, heads, groups, many: `${heads.length} ${CALLED[set]}` };
   }
 
   const signed = (value) => value.toFixed(1).replace("-", "−");
@@ -60,7 +60,7 @@
     const said = Object.entries(GROUPS).map(([name, kind]) => `${groups[kind].length} ${CALLED[name]}: ${groups[kind].map(named).join(", ")}`).join("; ");
     return frame(drawn.join(""), `All heads: layers 0 to 29 across, heads 0 to 8 down. ${said}. Replaced: ${heads.map(named).join(", ") || "none"}.`);
   }
-  const EXPLAINED = { double: "double heads", matcher: "single matchers", reader: "single readers", unlisted: "the others: random heads are some of these" };
+  const EXPLAINED = { double: "double heads", matcher: "single matchers", reader: "single readers", unlisted: "the others: those as strong are some of these" };
   const legend = (set) => `<ul class="live-legend">${[...coloured(set), "unlisted"].map((kind) => `<li><svg viewBox="0 0 10 10" aria-hidden="true"><path class="live-${kind}" d="M0 0h10v10H0z"/></svg> ${EXPLAINED[kind]}</li>`).join("")}</ul>`;
 
   const bar = (kind, lead, most) => `<svg viewBox="${-most} 0 ${2 * most} 10" preserveAspectRatio="none" aria-hidden="true">` +
@@ -94,33 +94,33 @@
     ],
 
     draw(state, [record]) {
-      const m = measured(state, record), { prompt, whole, found, random, most, heads } = m, [right, rival] = prompt.answers.map(Live.escaped);
+      const m = measured(state, record), { prompt, whole, found, control, most, heads } = m, [right, rival] = prompt.answers.map(Live.escaped);
       const row = (name, kind, said) => [name, said ? leader(prompt, said[1]) : "?", bar(kind, said?.[1] ?? 0, most)];
       const rows = [
         row("with all heads", "all", whole),
         row(`with ${found ? m.many : "the double heads"} replaced`, GROUPS[m.set] ?? "double", found),
-        row(`with ${found ? `${heads.length} ` : ""}random heads replaced`, "random", random),
+        row(`with ${found ? `${heads.length} ` : ""}others as strong replaced`, "control", control),
       ];
       const view = `<div class="live-row-of"><div>${prompts(m)}</div><div><p class="live-head">${LAYERS * HEADS} heads, in 30 layers (across)</p>${grid(m)}${legend(m.set)}</div></div>` +
-        `<div class="live-lead"><p class="live-head">Heads replaced at every token: how far does “${right}” lead “${rival}”, in nats? (At 3 nats, it is 20 times as likely.)</p><small>← ${rival} leads</small><small>${right} leads →</small></div>`;
+        `<div class="live-lead"><p class="live-head">Heads replaced at the last arrow: how far does “${right}” lead “${rival}”, in nats? (At 3 nats, it is 20 times as likely.)</p><small>← ${rival} leads</small><small>${right} leads →</small></div>`;
       const chance = (name, said) => (said ? `${name} ${said[0].toFixed(2)}` : "");
-      const chances = [chance("with all heads", whole), chance(found ? `with ${m.many} replaced` : "", found), chance("with random heads replaced", random)].filter(Boolean).join(", ");
+      const chances = [chance("with all heads", whole), chance(found ? `with ${m.many} replaced` : "", found), chance("with others as strong replaced", control)].filter(Boolean).join(", ");
       const away = heads.length ? `Replaced: ${heads.map(named).join(", ")}. ` : "";
-      const more = `<p class="live-note">Readers look at the answers of the examples. Matchers look, in repeated text, at what came next the first time. Double heads do both. A replaced head is replaced at every token. Probability of ${right}: ${chances}. ${away}Random heads are one draw from the same layers, or the nearest; they neither match nor read. All numbers were computed beforehand: the model does not run in this page.</p>`;
+      const more = `<p class="live-note">Readers look at the answers of the examples. Matchers look, in repeated text, at what came next the first time. Double heads do both. A head is replaced at the last arrow alone. Probability of ${right}: ${chances}. ${away}Others as strong neither match nor read, and the examples change what they write by as much. All numbers were computed beforehand: the model does not run in this page.</p>`;
       const said = rows.map(([name, value]) => `${name}: ${value}`).join("; ");
       return { numbers: rows, view, more, said: `${found ? `They write instead: ${WAYS[m.way]}. ` : ""}${said}.`, ...m };
     },
 
     tasks: [
-      { text: "Make “standing” lead while all double heads write as usual, on the chapter's prompt, where random heads leave “stood” ahead by a nat or more.",
-        seen: [(s, m) => m.ours && m.found?.[1] < 0 && m.random[1] >= 1 && !m.heads.some((i) => m.groups.double.includes(i))],
-        found: (s, m) => `with ${m.many} replaced, ${leader(m.prompt, m.found[1])} nats. So at every token, double heads are not alone.` },
+      { text: "Make “standing” lead while all double heads write as usual, on the chapter's prompt, where others as strong leave “stood” ahead by a nat or more.",
+        seen: [(s, m) => m.ours && m.found?.[1] < 0 && m.control[1] >= 1 && !m.heads.some((i) => m.groups.double.includes(i))],
+        found: (s, m) => `with ${m.many} replaced, ${leader(m.prompt, m.found[1])} nats. So double heads are not alone.` },
       { text: "Replace a group so that “standing” leads. Then keep the group and change what it writes instead: “stood” leads again.",
         seen: [(s, m, last) => m.ours && m.set && m.found[1] > 0 && last?.state.set === s.set && last.state.way !== s.way && last.drawn.found[1] < 0],
         found: (s, m) => `with ${m.many} replaced by ${WAYS[m.way]}, ${leader(m.prompt, m.found[1])} nats. Whether they carry the answer depends on what they write instead.` },
-      { text: "Is it these heads, or any? On another prompt, find a group whose replacement leaves the answer a probability (above) below 0.1, while that of random heads leaves more than 0.5.",
-        seen: [(s, m) => !m.ours && m.random && m.found[0] < 0.1 && m.random[0] > 0.5],
-        found: (s, m) => `with ${m.many} replaced, the answer has ${m.found[0].toFixed(2)}, with random heads replaced ${m.random[0].toFixed(2)}.` },
+      { text: "Is it these heads, or any? On another prompt, find a group whose replacement leaves the answer a probability (above) below 0.1, while that of others as strong leaves more than 0.5.",
+        seen: [(s, m) => !m.ours && m.control && m.found[0] < 0.1 && m.control[0] > 0.5],
+        found: (s, m) => `with ${m.many} replaced, the answer has ${m.found[0].toFixed(2)}, with others as strong replaced ${m.control[0].toFixed(2)}.` },
     ],
   });
 }

@@ -103,4 +103,4 @@ def test_a_start_brings_the_word_or_the_whole_answer(monkeypatch, brings):
     assert [(row["prompts"], row["start"]) for row in rows] == [VERBS, VERBS[::-1]]
     for row in rows:
         assert row["of"] == row[brings] > 2
-        assert row["unchanged"] == row[{"word": "both", "both": "word"}[brings]] == 0
+        assert row["unchanged"] == row[{"word": "both", "both": "word"}[brings]] == row["kept"] == 0
