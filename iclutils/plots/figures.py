@@ -15,6 +15,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from IPython.display import Markdown, display
 from jaxtyping import Float, Num
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
@@ -67,6 +68,12 @@ def add_title(figure: Figure, finding: str) -> Figure:
     lines = fill(finding, int(12 * figure.get_figwidth()))
     figure.suptitle(lines, x=0.02, ha="left", size=11, weight="bold")
     return figure
+
+
+def show_table(*rows: Sequence[object]) -> None:
+    """Show rows of text in the notebook and on the page; the first names the columns."""
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    display(Markdown("\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])))
 
 
 def ink(colour: ColorType) -> tuple[float, float, float]:
