@@ -45,7 +45,9 @@ def claims_in(cells):
 
 
 def printed(cell):
-    texts = (o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell["outputs"])
+    shown = (o.get("data", {}) for o in cell["outputs"])
+    tables = (data.get("text/markdown") or data.get("text/plain", "") for data in shown)
+    texts = (o.get("text") or table for o, table in zip(cell["outputs"], tables, strict=True))
     return "\n".join(map("".join, texts))
 
 

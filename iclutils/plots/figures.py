@@ -73,6 +73,7 @@ def add_title(figure: Figure, finding: str) -> Figure:
 def show_table(*rows: Sequence[object]) -> None:
     """Show rows of text in the notebook and on the page; the first names the columns."""
     lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    lines = [re.sub(r"(?<![\w-])-(?=\d)", "\N{MINUS SIGN}", line) for line in lines]
     display(Markdown("\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])))
 
 

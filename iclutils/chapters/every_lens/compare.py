@@ -228,15 +228,16 @@ def random_like(vector: Float[Tensor, "*lead d_model"], generator: Generator) ->
 
 def record(cases: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
     """Return what live figure 7 shows. Of each case: model, prompts, sets, answers and, by way of
-    removal, answers without ``GROUPS`` and their controls: (set or control, set, batch). Written
-    are probabilities (thousandths) and margins (tenths of a nat) of three prompts a case."""
+    removal, answers without ``GROUPS`` and their controls: (set or control, set, batch); last, the
+    heads of the controls, by group. Written are probabilities (thousandths) and margins (tenths of
+    a nat) of three prompts a case."""
 
     def written(p: Tensor, margin: Tensor) -> str:
         pairs = zip(p.flatten().tolist(), margin.flatten().tolist(), strict=True)
         return " ".join(f"{1000 * x:.0f} {10 * y:.0f}" for x, y in pairs)
 
     def prompt(case: str, row: int) -> dict[str, Any]:
-        model, here, _, whole, less = cases[case]
+        model, here, _, whole, less, _ = cases[case]
         decode = model.tokenizer.decode
         text = {"case": case, "text": decode(here.task.clean[row]).strip("\n")}
         text["answers"] = [decode(i).strip() for i in here.task.choices[row]]
@@ -246,8 +247,12 @@ def record(cases: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
             text[name] = written(*left)
         return text
 
-    sets = {c: x[2].items() for c, x in cases.items()}
+    def listed(place: int) -> dict[str, dict[str, str]]:
+        sets = {c: x[place].items() for c, x in cases.items()}
+        return {c: {k: " ".join(map(str, sorted(s))) for k, s in x} for c, x in sets.items()}
+
     return {
-        "sets": {c: {k: " ".join(map(str, sorted(s))) for k, s in x} for c, x in sets.items()},
+        "sets": listed(2),
+        "controls": listed(5),
         "prompts": [prompt(c, row) for c, x in cases.items() for row in range(min(3, len(x[1])))],
     }

@@ -20,7 +20,8 @@
     const most = Math.max(...[whole, ...inSight].map(([, lead]) => Math.abs(lead))); // the longest bar
     const heads = set ? numbers(sets[set]) : [];
     const groups = Object.fromEntries(Object.entries(GROUPS).map(([name, kind]) => [kind, numbers(sets[name])]));
-    return { prompt, ours, set, way: state.way, whole, found, control, most, heads, groups, many: `${heads.length} ${CALLED[set]}` };
+    const others = set ? numbers(record.controls[prompt.case][set]) : []; // as strong
+    return { prompt, ours, set, way: state.way, whole, found, control, most, heads, others, groups, many: `${heads.length} ${CALLED[set]}` };
   }
 
   const signed = (value) => value.toFixed(1).replace("-", "−");
@@ -48,8 +49,9 @@
     return `<svg class="live-grid" viewBox="0 0 ${LEFT + STEP * LAYERS} 115" role="img" aria-label="${said}">${inside}${layers.join("")}${heads.join("")}</svg>`;
   }
   // Double heads, and the group that is taken away, in colours
-  function grid({ groups, heads, set }) {
+  function grid({ groups, heads, others, set }) {
     const shown = Object.fromEntries(coloured(set).map((kind) => [kind, groups[kind]]));
+    if (set) shown.control = others;
     const gone = new Set(heads), listed = new Set(Object.values(shown).flat());
     const kinds = { ...shown, unlisted: Array.from({ length: LAYERS * HEADS }, (_, i) => i).filter((i) => !listed.has(i)) };
     const drawn = Object.entries(kinds).map(([kind, all]) => {
@@ -58,10 +60,10 @@
         `${away.length ? `<path class="live-gone live-${kind}" d="${squares(away)}${crosses(away)}"/>` : ""}</g>`;
     });
     const said = Object.entries(GROUPS).map(([name, kind]) => `${groups[kind].length} ${CALLED[name]}: ${groups[kind].map(named).join(", ")}`).join("; ");
-    return frame(drawn.join(""), `All heads: layers 0 to 29 across, heads 0 to 8 down. ${said}. Replaced: ${heads.map(named).join(", ") || "none"}.`);
+    return frame(drawn.join(""), `All heads: layers 0 to 29 across, heads 0 to 8 down. ${said}. Replaced: ${heads.map(named).join(", ") || "none"}. As strong: ${others.map(named).join(", ") || "none"}.`);
   }
-  const EXPLAINED = { double: "double heads", matcher: "single matchers", reader: "single readers", unlisted: "the others: those as strong are some of these" };
-  const legend = (set) => `<ul class="live-legend">${[...coloured(set), "unlisted"].map((kind) => `<li><svg viewBox="0 0 10 10" aria-hidden="true"><path class="live-${kind}" d="M0 0h10v10H0z"/></svg> ${EXPLAINED[kind]}</li>`).join("")}</ul>`;
+  const EXPLAINED = { double: "double heads", matcher: "single matchers", reader: "single readers", control: "others as strong", unlisted: "all others" };
+  const legend = (set) => `<ul class="live-legend">${[...coloured(set), ...(set ? ["control"] : []), "unlisted"].map((kind) => `<li><svg viewBox="0 0 10 10" aria-hidden="true"><path class="live-${kind}" d="M0 0h10v10H0z"/></svg> ${EXPLAINED[kind]}</li>`).join("")}</ul>`;
 
   const bar = (kind, lead, most) => `<svg viewBox="${-most} 0 ${2 * most} 10" preserveAspectRatio="none" aria-hidden="true">` +
     `<path class="live-${kind}" d="M0 1H${lead}V9H0z"/><path class="live-axis" vector-effect="non-scaling-stroke" d="M0 0V10"/></svg>`;
