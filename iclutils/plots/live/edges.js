@@ -130,7 +130,7 @@
       `<rect class="live-part" x="2" y="${y}" width="${width - 4}" height="22" rx="5"/><text x="${width / 2}" y="${y + 16}" text-anchor="middle">${text}</text>`).join("");
     return `<svg class="live-wide" viewBox="0 0 ${width} ${height}" role="img" aria-label="${said}">${lines}${bars}${nodes}</svg>` +
       `<p class="live-note">${m.cost === null ? "" : `<b>If we cut ${words(chosen)} as well, ${percent(m.cost)} of the copying is left, not ${percent(m.share)}.</b><br>`}` +
-      `Lines lead into ${into.map(([what, channel]) => key(channel, what)).join(" ")} 1.3 is head 3 of layer 1. A pale line changes nothing: it is on no path from the tokens to the prediction. Touch a part to see its lines alone, or one of the strongest lines to see its cost.${m.kept.length > 160 ? " (160 lines are drawn.)" : ""}</p>`;
+      `Lines lead into ${into.map(([what, channel]) => key(channel, what)).join(" ")} 1.3 is head 3 of layer 1. A pale line changes nothing: the way from the tokens through it to the prediction is cut. Touch a part to see its lines alone, or one of the strongest lines to see its cost.${m.kept.length > 160 ? " (160 lines are drawn.)" : ""}</p>`;
   }
 
   Live.figure("edges", {
