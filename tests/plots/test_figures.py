@@ -68,3 +68,11 @@ def test_pairs_of_dots_stand_in_the_order_of_loss_and_some_below_a_line():
     assert [text.get_text() for text in kept.axes[0].get_yticklabels()] == ["a", "b", "c"]
     low = figures.dot_pairs({"a": (0.9, 0.5, 0.3)}, colours, "finding", "share")
     assert "whole" in {text.get_text() for text in low.axes[0].texts}
+
+
+def test_a_table_is_markdown_with_real_minus_signs(monkeypatch):
+    shown = []
+    monkeypatch.setattr(figures, "display", shown.append)
+    figures.show_table(["layers 16-20", "lead"], ["`-ing`", -1.5])
+    rows = "| layers 16-20 | lead |\n|---|---|\n| `-ing` | \N{MINUS SIGN}1.5 |"
+    assert [table.data for table in shown] == [rows]
