@@ -31,6 +31,8 @@ from sphinx.environment import BuildEnvironment
 from sphinx.transforms import SphinxTransform
 from sphinx_exercise.nodes import exercise_node, exercise_subtitle, solution_node
 
+from iclutils.plots.figures import real_minus
+
 CHAPTER = re.compile(r"notebooks/(\d\d)_(appendix|faults)?")
 OPENING = (
     '<details class="drawer printed"><summary>Every number with its spread, the checks, and '
@@ -189,9 +191,8 @@ class Minus(SphinxTransform):
     def apply(self) -> None:
         for block in self.document.findall(nodes.literal_block):
             if "stream" in block["classes"]:
-                text = re.sub(r"(?<![\w-])-(?=\d)", "\N{MINUS SIGN}", block.astext())
-                block.rawsource = text
-                block[:] = [nodes.Text(text)]
+                block.rawsource = real_minus(block.astext())
+                block[:] = [nodes.Text(block.rawsource)]
 
 
 class Takeaways(SphinxTransform):

@@ -73,8 +73,13 @@ def add_title(figure: Figure, finding: str) -> Figure:
 def show_table(*rows: Sequence[object]) -> None:
     """Show rows of text in the notebook and on the page; the first names the columns."""
     lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
-    lines = [re.sub(r"(?<![\w-])-(?=\d)", "\N{MINUS SIGN}", line) for line in lines]
-    display(Markdown("\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])))
+    lines.insert(1, "|---" * len(rows[0]) + "|")
+    display(Markdown(real_minus("\n".join(lines))))
+
+
+def real_minus(text: str) -> str:
+    """Write a real minus sign before numbers, and keep the hyphens of words and ranges."""
+    return re.sub(r"(?<![\w-])-(?=\d)", "\N{MINUS SIGN}", text)
 
 
 def ink(colour: ColorType) -> tuple[float, float, float]:

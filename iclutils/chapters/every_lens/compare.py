@@ -31,6 +31,7 @@ OTHERS, RIVAL, ZERO = "other functions", "rival's prompt", "zero"
 OWN, ONE = "own function", "one of the two"  # match or read, and not both
 LAST, OWN_LAST = "last arrow", "last arrow, own function"  # means at the target, and there alone
 RIVAL_LAST = "last arrow, rival's prompt"  # what they write there on that prompt
+BARE_LAST = "last arrow, no examples"  # what they write there without examples
 
 
 def head_scores(
@@ -247,12 +248,11 @@ def record(cases: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
             text[name] = written(*left)
         return text
 
-    def listed(place: int) -> dict[str, dict[str, str]]:
-        sets = {c: x[place].items() for c, x in cases.items()}
-        return {c: {k: " ".join(map(str, sorted(s))) for k, s in x} for c, x in sets.items()}
+    def listed(sets: Mapping[str, Heads]) -> dict[str, str]:
+        return {k: " ".join(map(str, sorted(some))) for k, some in sets.items()}
 
     return {
-        "sets": listed(2),
-        "controls": listed(5),
+        "sets": {c: listed(sets) for c, (_, _, sets, *_) in cases.items()},
+        "controls": {c: listed(others) for c, (*_, others) in cases.items()},
         "prompts": [prompt(c, row) for c, x in cases.items() for row in range(min(3, len(x[1])))],
     }
