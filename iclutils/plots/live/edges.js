@@ -130,13 +130,13 @@
       `<rect class="live-part" x="2" y="${y}" width="${width - 4}" height="22" rx="5"/><text x="${width / 2}" y="${y + 16}" text-anchor="middle">${text}</text>`).join("");
     return `<svg class="live-wide" viewBox="0 0 ${width} ${height}" role="img" aria-label="${said}">${lines}${bars}${nodes}</svg>` +
       `<p class="live-note">${m.cost === null ? "" : `<b>If we cut ${words(chosen)} as well, ${percent(m.cost)} of the copying is left, not ${percent(m.share)}.</b><br>`}` +
-      `Lines lead into ${into.map(([what, channel]) => key(channel, what)).join(" ")} 1.3 is head 3 of layer 1. A pale line changes nothing: the way from the tokens through it to the prediction is cut. Touch a part to see its lines alone, or one of the strongest lines to see its cost.${m.kept.length > 160 ? " (160 lines are drawn.)" : ""}</p>`;
+      `Lines lead into ${into.map(([what, channel]) => key(channel, what)).join(" ")} 1.3 is head 3 of layer 1. A pale line is a dead end: no full path from the tokens to the prediction leads through it. Touch a part to see its lines alone, or one of the strongest lines to see its cost.${m.kept.length > 160 ? " (160 lines are drawn.)" : ""}</p>`;
   }
 
   Live.figure("edges", {
     title: "Cut connections: which ones carry the copy?",
     beside: true,
-    first: { keep: "strongest", size: 4, off: "", sequence: 1, draw: 1, focus: "", edge: "" },
+    first: { keep: "strongest", size: 7, off: "", sequence: 1, draw: 1, focus: "", edge: "" },
     needs: () => ["anchors-3"],
 
     change: (s) => (s.keep === "strongest" && RANKED.indexOf(s.edge) >= s.size ? { ...s, edge: "" } : s),
