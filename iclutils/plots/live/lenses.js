@@ -75,7 +75,7 @@
     change: (state) => ({ ...state, prompt: Number(state.prompt) }),
 
     bet: {
-      asks: "The seven double heads can write two other things: what they write on the rival prompt, or their mean over other functions, such as plural. With how many of the two does “standing” lead?",
+      asks: "We let the seven double heads write something else: first, what they write on the rival prompt; then, their mean over prompts of other functions, such as plurals. With how many of these two does “standing” lead?",
       choices: ["with none", "with one", "with both"],
       deed: "Now press “double heads”, then both things that they write instead.",
       answer(s, m, memory) {
