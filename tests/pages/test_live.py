@@ -405,7 +405,7 @@ def test_every_control_changes_the_picture(reader, name):
         "labels": "cut=labels&show=attention&from=2&q=cod",
     }
     acting |= {"smoother": "point=2&sharp=1", "edges": "size=20&sequence=2"}
-    acting |= {"lenses": "set=match-and-read&way=averaged"}
+    acting |= {"lenses": "set=match-and-read&way=bare"}
     state = acting.get(name, "point=2&at=4&rate=1")  # in which all controls act
 
     def follow(link):
@@ -433,7 +433,7 @@ BETS = {  # of each figure: which choice is right, and what the reader does to f
     "smoother": (1, [(f"key, {way}", value) for at in (("0.7", "0.5"), ("2", "1.5"))
                      for way, value in zip(("across", "up"), at, strict=True)]),
     "edges": (1, [("How many", "30")]),
-    "lenses": (1, [("Replace", "match-and-read"), (WAY, "averaged")]),
+    "lenses": (1, [("Replace", "match-and-read"), (WAY, "bare")]),
 }  # fmt: skip
 
 
@@ -529,7 +529,7 @@ TASKS = {  # of each figure: number of a task, a state in the address, then what
     "step": (1, "", ("Your step", "6.1"), (LAYER, "9")),
     "waves": (2, "point=6", ("label y", "-1")),
     "edges": (3, "keep=random&size=60", ("Draw", "7"), ("Cut as well", "1")),
-    "lenses": (2, "set=match-and-read", (WAY, "averaged")),
+    "lenses": (2, "set=match-and-read", (WAY, "bare")),
     "smoother": (2, BALANCED, ("its value, across", "1")),
 }
 

@@ -29,9 +29,9 @@ BOTH, EITHER = "match and read", "match or read"
 GROUPS = (BOTH, "match only", "read only")  # they share no head; together they are ``EITHER``
 OTHERS, RIVAL, ZERO = "other functions", "rival's prompt", "zero"
 OWN, ONE = "own function", "one of the two"  # match or read, and not both
-LAST, OWN_LAST = "last arrow", "last arrow, own function"  # means at the target, and there alone
-RIVAL_LAST = "last arrow, rival's prompt"  # what they write there on that prompt
-BARE_LAST = "last arrow, no examples"  # what they write there without examples
+# At the target alone: what they write there without examples, on the rival's prompt, their mean
+LAST, RIVAL_LAST = "last arrow, no examples", "last arrow, rival's prompt"
+OWN_LAST = "last arrow, own function"
 
 
 def head_scores(
@@ -150,7 +150,7 @@ COMPARED: dict[str, tuple[str, ...]] = {  # the sets of each way
     OTHERS: (*GROUPS, "match, not vector", "vector, not match", EITHER),
     **dict.fromkeys((OWN, RIVAL, ZERO), (BOTH,)),
 }
-LIVE = {"resampled": RIVAL_LAST, "averaged": LAST}  # the ways of live figure 7
+LIVE = {"resampled": RIVAL_LAST, "bare": LAST}  # the ways of live figure 7
 
 
 def without_at_target(

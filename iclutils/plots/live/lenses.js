@@ -4,7 +4,7 @@
   const LAYERS = 30, HEADS = 9, MORE = 30, NONE = "none";
   const GROUPS = { "match and read": "double", "match only": "matcher", "read only": "reader" }; // in these colours
   const CALLED = { "match and read": "double heads", "match only": "single matchers", "read only": "single readers" };
-  const WAYS = { resampled: "their output on the rival prompt", averaged: "their mean over other functions" };
+  const WAYS = { resampled: "their output on the rival prompt", bare: "their output without examples" };
   const key = (set) => set.replace(/,? /g, "-"); // as the state has it, without blanks
   const choice = (set) => [key(set), CALLED[set]];
   const numbers = (text) => (text ? text.split(" ").map(Number) : []);
@@ -33,9 +33,9 @@
     const lines = prompt.text.trim().split("\n").map((line) => line.split("->").map((part) => Live.escaped(part.trim())));
     const rows = lines.map(([word, answer], i) => {
       const last = i === lines.length - 1, [right, rival] = last ? prompt.answers.map(Live.escaped) : [answer, ours ? `${word}ing` : "…"];
-      return `<tr><th scope="row">${word} <span class="live-key">-&gt;</span></th><td>${right}</td><td>${rival}</td></tr>`;
+      return `<tr><th scope="row">${word} <span class="live-key">-&gt;</span></th><td>${right}</td>${ours ? `<td>${rival}</td>` : ""}</tr>`;
     });
-    return `<table class="live-prompts"><thead><tr><td></td><th scope="col">${ours ? "our prompt" : "the prompt"}</th><th scope="col">${ours ? "rival prompt" : "rival"}</th></tr></thead><tbody>${rows.join("")}</tbody></table>`;
+    return `<table class="live-prompts"><thead><tr><td></td><th scope="col">${ours ? "our prompt" : "the prompt"}</th>${ours ? `<th scope="col">rival prompt</th>` : ""}</tr></thead><tbody>${rows.join("")}</tbody></table>`;
   }
 
   const coloured = (set) => [...new Set(["double", GROUPS[set] ?? "double"])];
@@ -75,7 +75,7 @@
     change: (state) => ({ ...state, prompt: Number(state.prompt) }),
 
     bet: {
-      asks: "We let the seven double heads write something else: first, what they write on the rival prompt; then, their mean over prompts of other functions, such as plurals. With how many of these two does “standing” lead?",
+      asks: "At the last arrow, we let the seven double heads write something else: first, what they write there on the rival prompt; then, what they write there without any examples. With how many of these two does “standing” lead?",
       choices: ["with none", "with one", "with both"],
       deed: "Now press “double heads”, then both things that they write instead.",
       answer(s, m, memory) {
@@ -84,7 +84,7 @@
         const ways = Object.keys(WAYS);
         if (ways.some((way) => !memory[way])) return null;
         const lost = ways.filter((way) => memory[way][1] < 0).length;
-        return [lost, `“${m.prompt.answers[1]}” leads with ${["none", "one", "both"][lost]} of the two. The lead of “${m.prompt.answers[0]}” is now ${ways.map((way) => `${signed(memory[way][1])} (${WAYS[way]})`).join(", ")}. What double heads write on the rival prompt speaks for “${m.prompt.answers[1]}”; their means only weaken “${m.prompt.answers[0]}”.`];
+        return [lost, `“${m.prompt.answers[1]}” leads with ${["none", "one", "both"][lost]} of the two. The lead of “${m.prompt.answers[0]}” is now ${ways.map((way) => `${signed(memory[way][1])} (${WAYS[way]})`).join(", ")}. What double heads write on the rival prompt speaks for “${m.prompt.answers[1]}”; what they write without examples only weakens “${m.prompt.answers[0]}”.`];
       },
     },
 
