@@ -146,7 +146,7 @@
       choices: ["about 12", "about 30", "about 70"],
       deed: "Now move “How many” to the right, until nine tenths are left.",
       answer(s, m) {
-        if (s.keep !== "strongest" || s.off || m.kept.length < 20) return null;
+        if (s.keep !== "strongest" || s.off || m.share < 0.9) return null;
         return [1, `12 edges keep ${percent(m.keeps(12))} of the copying, 30 keep ${percent(m.keeps(30))}, and 70 keep ${percent(m.keeps(70))}.`];
       },
     },

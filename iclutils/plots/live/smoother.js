@@ -77,7 +77,7 @@
       deed: "Now drag key 1 onto the tip of the arrow, and then beyond it.",
       answer(s, m, memory) {
         if (Number(s.sharp) !== first.sharp || KEYS.some(([a, b], i) => i && (s[`a${i + 1}`] !== a || s[`b${i + 1}`] !== b)))
-          return [undefined, "More than key 1 has changed now. Press Reset, bet again, and move key 1 alone."];
+          return [undefined, "More than key 1 has changed now. Press Reset (under “More to change, more to find”), bet again, and move key 1 alone."];
         const [a, b] = [s.a1, s.b1], [qa, qb] = KEYS[DEMOS], share = (one) => Math.round(100 * one.weights[0]);
         if (Math.hypot(a - qa, b - qb) <= 0.3) memory.on = share(m); // where the reader left it
         else if (a >= 1.5 && b >= 1) memory.beyond = share(m);
