@@ -75,11 +75,19 @@ def added(state):
 
 
 steered = run(taken_out(shown), {("resid", EARLY): added})[0]
+
+
+def at_last(layer, head):  # their mean on the other side, at the last token alone
+    z, other = (x["z", layer][:, head] for x in (seen, before))
+    return torch.cat([z[:, :-1], other[:, -1:].mean(0, keepdim=True).expand_as(z[:, -1:])], 1)
+
+
 ways = {
     "resample": instead(SET, lambda la, h: before["z", la][:, h]),
     "zero": instead(SET, lambda la, h: torch.zeros(SIZE)),
     "mean": instead(SET, lambda la, h: before["z", la][:, h].mean((0, 1))),
     "mlp": {("mlp", DEEP): lambda x: before["mlp", DEEP]},
+    "last": instead(SET, at_last),
 }
 without = {name: run(clean, edits)[0] for name, edits in ways.items()}
 removed = {name: margin(logits) for name, logits in without.items()}
@@ -106,5 +114,6 @@ expected = {
     "margin without four heads, mean over the other side": removed["mean"],
     "probability without four heads, mean over the other side": of_mean,
     "margin without MLP 20": removed["mlp"],
+    "margin with the other side's mean of four heads at the last token": removed["last"],
 }
 write(__file__, given, expected)

@@ -5,6 +5,7 @@ Both sides read the same token ids. ``chapter_NN`` computes the values of a chap
 
 import ast
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -171,6 +172,10 @@ def chapter_07(net, given):
     sets = [four, [Node("mlp", 20)]]
     resampled = found.clean - patching.ablate(net, task, sets)
     other = removal.mean_over([removal.head_means(net, given["corrupt"])], "the other side")
+    turned = replace(asked, task=replace(task, clean=given["corrupt"]))
+    rival = removal.mean_over([compare.means_at_target(net, turned)], "the other side")
+    numbers = frozenset(net.cfg.n_heads * la + h for la, h in given["heads"].tolist())
+    moved = compare.without_at_target(net, asked, [numbers], rival)
     by_mean = removal.without(net, task, [[tuple(h) for h in given["heads"].tolist()]], other)
     return {
         "margin": found.clean,
@@ -190,6 +195,7 @@ def chapter_07(net, given):
         "margin without four heads, mean over the other side": by_mean.margin[0],
         "probability without four heads, mean over the other side": by_mean.p[0],
         "margin without MLP 20": resampled[1],
+        "margin with the other side's mean of four heads at the last token": moved.margin[0],
     }
 
 
